@@ -4,12 +4,13 @@ use axum::{
     Json,
     http::{
         HeaderValue, StatusCode, Uri,
-        header::{CONNECTION, RETRY_AFTER},
+        header::{ACCEPT, ACCEPT_ENCODING, CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE},
     },
     response::{IntoResponse, Response},
 };
-use faena_domain::{ErrorCode, FieldError, parse::ParseError};
-use faena_engine::{EngineError, workers::Refusal};
+use faena_auth::AccessError;
+use faena_domain::{ErrorCode, FieldError, JobId, parse::ParseError};
+use faena_engine::{EngineError, workers::Rejection};
 use faena_store::StoreError;
 use faena_wire::{ErrorBody, ErrorInfo};
 
@@ -22,11 +23,15 @@ pub struct ApiError {
     pub message: String,
     /// Every bad field, or the id of the job that a conflict is about.
     pub details: Vec<FieldError>,
+    /// When the caller should try again.
+    pub retry_after_seconds: Option<u64>,
 }
 
 impl ApiError {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> ApiError {
-        ApiError { code, message: message.into(), details: Vec::new() }
+        // The outage of a database or the restart of a server takes longer, but a caller that waits loses nothing.
+        let retry_after_seconds = (code == ErrorCode::Unavailable).then_some(1);
+        ApiError { code, message: message.into(), details: Vec::new(), retry_after_seconds }
     }
 
     /// Reports fields that are not valid.
@@ -57,6 +62,15 @@ impl ApiError {
         ApiError::new(ErrorCode::InternalError, "internal error; search the server's log for this request id")
     }
 
+    /// Names the existing job that the request conflicts with, if the caller may see it.
+    pub fn naming(mut self, existing_job: Option<JobId>) -> ApiError {
+        if let Some(id) = existing_job {
+            self.message = format!("{}: job {id}", self.message);
+            self.details.push(FieldError::new("id", id.to_string()));
+        }
+        self
+    }
+
     pub fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -71,21 +85,31 @@ impl From<ParseError> for ApiError {
     }
 }
 
+impl From<AccessError> for ApiError {
+    fn from(error: AccessError) -> ApiError {
+        match error {
+            AccessError::Unauthorized(message) => ApiError::new(ErrorCode::Unauthorized, message),
+            AccessError::Forbidden(message) => ApiError::new(ErrorCode::Forbidden, message),
+        }
+    }
+}
+
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         let message = error.to_string();
         match error {
             StoreError::NotFound(_) => ApiError::not_found(message),
             StoreError::InvalidTransition { .. } => ApiError::new(ErrorCode::InvalidTransition, message),
-            StoreError::Conflict { holder, .. } => {
-                let details = holder.map(|id| FieldError::new("id", id.to_string())).into_iter().collect();
-                ApiError { details, ..ApiError::new(ErrorCode::Conflict, message) }
+            StoreError::Conflict { existing_job, .. } => {
+                // The job may belong to a queue that a restricted caller may not see.
+                let shown = existing_job.filter(|_| crate::access::is_unrestricted());
+                ApiError::new(ErrorCode::Conflict, message).naming(shown)
             }
             StoreError::Invalid(errors) => ApiError::invalid(errors),
             StoreError::Unavailable(_) | StoreError::Contended(_) => {
                 ApiError::new(ErrorCode::Unavailable, "the database is not available; try again")
             }
-            StoreError::Setup(_) | StoreError::Broken(_) => ApiError::internal(&message),
+            StoreError::Setup(_) | StoreError::Internal(_) => ApiError::internal(&message),
         }
     }
 }
@@ -95,6 +119,7 @@ impl From<EngineError> for ApiError {
         match error {
             EngineError::Store(error) => error.into(),
             EngineError::InvalidRegistration(errors) => ApiError::invalid(errors),
+            error @ EngineError::Stopping => ApiError::new(ErrorCode::Unavailable, error.to_string()),
             error @ EngineError::BulkNotFound(_) => ApiError::not_found(error.to_string()),
             error @ (EngineError::InvalidSource { .. } | EngineError::UnknownLoop(_) | EngineError::Panicked(_)) => {
                 ApiError::internal(&error.to_string())
@@ -103,9 +128,9 @@ impl From<EngineError> for ApiError {
     }
 }
 
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> ApiError {
-        ApiError::new(refusal.code, refusal.message)
+impl From<Rejection> for ApiError {
+    fn from(rejection: Rejection) -> ApiError {
+        ApiError::new(rejection.code, rejection.message)
     }
 }
 
@@ -125,8 +150,15 @@ impl IntoResponse for ApiError {
             // The rest of the body stays unread, so the connection cannot carry another request.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"faena\""));
+        }
+        if status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+            response.headers_mut().insert(ACCEPT, HeaderValue::from_static("application/json"));
+            response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        if let Some(seconds) = self.retry_after_seconds {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }

@@ -1,35 +1,39 @@
-//! `/health/live` and `/health/ready`: whether this process is alive, and whether it can process jobs.
+//! `/health/live` and `/health/ready` (also `/health`): whether this process is alive, and whether it can process jobs.
 
 use std::time::{Duration, Instant};
 
 use axum::{Json, extract::State, http::StatusCode};
-use faena_domain::Timestamp;
+use faena_domain::{Timestamp, WorkerState};
 use faena_engine::{Engine, LoopStatus};
-use faena_wire::{Checks, DatabaseCheck, Health, LoopCheck, Ready, WorkersCheck};
-use serde_json::{Value, json};
+use faena_store::{InputKind, InputState, InputView};
+use faena_wire::{Alive, Checks, DatabaseCheck, Health, InputCheck, LoopCheck, Ready, WorkersCheck};
 
 use crate::Api;
 
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
+/// States in which a worker takes jobs.
+const WORKING: [WorkerState; 2] = [WorkerState::Ready, WorkerState::Busy];
 
 /// Returns 200 as long as this process can answer.
-pub async fn live() -> Json<Value> {
-    Json(json!({"status": "ok"}))
+pub async fn live() -> Json<Alive> {
+    Json(Alive { status: "ok".into() })
 }
 
-/// Checks the database, the workers and the loops of this node.
+/// Checks the database, the workers of all nodes, and the loops, sources, inboxes and sinks of this node.
 ///
-/// Returns 503 if the database does not respond, or a loop is late or has stopped. A node without workers, or with a
-/// loop whose last round failed, is degraded and returns 200.
+/// Returns 503 if the database does not respond, or a loop is late or has stopped. A cluster without workers, a source,
+/// inbox or sink that is down, and a loop whose last round failed are degraded and return 200.
 pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
     let engine = &api.engine;
     let database = check_database(engine).await;
-    let workers = check_workers(engine);
+    let workers = check_workers(engine).await;
+    let inputs: Vec<InputCheck> = engine.input_views().into_iter().map(check_input).collect();
+    let sinks: Vec<InputCheck> = engine.sink_outages().into_iter().map(check_sink).collect();
     let now = Timestamp::now();
     let loops = engine.loops.health.all().into_iter();
     let loops: Vec<LoopCheck> = loops.map(|(name, status)| check_loop(name.as_ref().into(), status, now)).collect();
-    let all: Vec<Health> =
-        [database.status, workers.status].into_iter().chain(loops.iter().map(|check| check.status)).collect();
+    let all = [database.status, workers.status].into_iter().chain(loops.iter().map(|check| check.status));
+    let all: Vec<Health> = all.chain(inputs.iter().chain(&sinks).map(|check| check.status)).collect();
     let status = if all.contains(&Health::Unhealthy) {
         Health::Unhealthy
     } else if all.contains(&Health::Degraded) {
@@ -38,7 +42,7 @@ pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
         Health::Healthy
     };
     let code = if status == Health::Unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    (code, Json(Ready { status, checks: Checks { database, workers, loops } }))
+    (code, Json(Ready { status, checks: Checks { database, workers, loops, inputs, sinks } }))
 }
 
 async fn check_database(engine: &Engine) -> DatabaseCheck {
@@ -50,20 +54,43 @@ async fn check_database(engine: &Engine) -> DatabaseCheck {
     };
     DatabaseCheck {
         status: if error.is_none() { Health::Healthy } else { Health::Unhealthy },
-        engine: engine.store.engine().into(),
+        engine: engine.store.database_kind().into(),
         // Rounded to two decimals.
         latency_ms: (started.elapsed().as_secs_f64() * 100_000.0).round() / 100.0,
         error,
     }
 }
 
-fn check_workers(engine: &Engine) -> WorkersCheck {
-    let active = usize::from(engine.config.roles.worker) + engine.workers.count();
+/// Counts the workers of all nodes. While the database does not respond, only those of this node are known.
+async fn check_workers(engine: &Engine) -> WorkersCheck {
+    let active = match tokio::time::timeout(PING_TIMEOUT, engine.store.worker_total(WORKING.to_vec())).await {
+        Ok(Ok(count)) => count,
+        _ => (usize::from(engine.config.roles.worker) + engine.workers.count()) as u64,
+    };
     WorkersCheck {
         status: if active > 0 { Health::Healthy } else { Health::Degraded },
-        active_count: active as u64,
-        message: (active == 0).then(|| "this node has no built-in worker and no connected worker".into()),
+        active_count: active,
+        message: (active == 0).then(|| "no node has a built-in worker or a connected worker that takes jobs".into()),
     }
+}
+
+fn check_input(input: InputView) -> InputCheck {
+    let prefix = match input.kind {
+        InputKind::Source => "source",
+        InputKind::Inbox => "inbox",
+    };
+    InputCheck {
+        name: format!("{prefix}:{}", input.name),
+        status: if input.state == InputState::Up { Health::Healthy } else { Health::Degraded },
+        down_since: input.down_since,
+        error: input.down_reason,
+    }
+}
+
+fn check_sink((name, outage): (String, Option<(Timestamp, String)>)) -> InputCheck {
+    let (down_since, error) = outage.unzip();
+    let status = if down_since.is_none() { Health::Healthy } else { Health::Degraded };
+    InputCheck { name: format!("sink:{name}"), status, down_since, error }
 }
 
 fn check_loop(name: String, loop_status: LoopStatus, now: Timestamp) -> LoopCheck {

@@ -1,6 +1,6 @@
 //! Reads the parts of a request that several handlers share: body, path and query string.
 
-use std::{collections::HashSet, error::Error, time::Duration};
+use std::{collections::HashSet, error::Error, io, time::Duration};
 
 use axum::{
     body::{Body, Bytes, to_bytes},
@@ -24,15 +24,32 @@ pub async fn read_body(api: &Api, body: Body) -> ApiResult<Bytes> {
 pub async fn read_bytes(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
     match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max_bytes)).await {
         Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) if error.source().is_some_and(|cause| cause.is::<LengthLimitError>()) => {
-            Err(ApiError::too_large(max_bytes))
-        }
-        Ok(Err(_)) => Err(ApiError::invalid_field("body", "is incomplete")),
+        Ok(Err(error)) => Err(unreadable(&error, max_bytes)),
         Err(_) => {
             let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
             Err(ApiError::new(ErrorCode::RequestTimeout, message))
         }
     }
+}
+
+/// Explains why a body could not be read.
+fn unreadable(error: &axum::Error, max_bytes: usize) -> ApiError {
+    let mut cause = error.source();
+    while let Some(current) = cause {
+        if current.is::<LengthLimitError>() {
+            return ApiError::too_large(max_bytes);
+        }
+        let io = current.downcast_ref::<io::Error>();
+        if io.is_some_and(|error| matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput)) {
+            return ApiError::invalid_field("body", "is not valid gzip");
+        }
+        // An `io::Error` does not report the error inside it as its source.
+        cause = match io.and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner as &(dyn Error + 'static)),
+            None => current.source(),
+        };
+    }
+    ApiError::invalid_field("body", "is incomplete")
 }
 
 /// Splits a body into its fields; an empty body counts as an empty object.

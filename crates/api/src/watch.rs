@@ -1,4 +1,4 @@
-//! Streams events to a caller. Server-sent events (`rest/stream.rs`) and gRPC (`grpc/events.rs`) share this code.
+//! Streams events to a caller. Server-sent events (`rest/events.rs`) and gRPC (`grpc/events.rs`) share this code.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use faena_domain::{ErrorCode, FieldError, JobId, Timestamp};
 use faena_engine::event_reader::{EventFilter, MAX_SUBSCRIBERS, StreamItem, SubscribeError, Subscription};
 use faena_store::EventPosition;
 
-use crate::{Api, ApiError, ApiResult};
+use crate::{Api, ApiError, ApiResult, access};
 
 /// Time without an event after which the stream sends a heartbeat with the position it has reached.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -81,8 +81,8 @@ impl EventStream {
 }
 
 impl From<SubscribeError> for ApiError {
-    fn from(refused: SubscribeError) -> ApiError {
-        match refused {
+    fn from(rejected: SubscribeError) -> ApiError {
+        match rejected {
             SubscribeError::Store(error) => error.into(),
             SubscribeError::TooManySubscribers => {
                 let message =
@@ -124,7 +124,8 @@ fn parse(request: WatchRequest) -> Result<(EventFilter, Option<EventPosition>), 
         }
         position
     });
-    let filter =
-        EventFilter { types: request.types, queue: request.queue, correlation_id: request.correlation_id, job };
+    let queues = access::queues().unwrap_or(Some(Vec::new()));
+    let WatchRequest { types, queue, correlation_id, .. } = request;
+    let filter = EventFilter { types, queue, queues, correlation_id, job };
     if errors.is_empty() { Ok((filter, after)) } else { Err(errors) }
 }

@@ -214,6 +214,7 @@ pub fn job(job: JobView) -> v1::Job {
         retry_count: job.retry_count,
         max_retries: job.max_retries,
         run: job.run,
+        attempt: job.attempt,
         worker_id: job.worker_id,
         correlation_id: job.correlation_id,
         created_at: Some(timestamp(job.created_at)),
@@ -225,6 +226,7 @@ pub fn job(job: JobView) -> v1::Job {
         tags: job.tags,
         schedule_id: job.schedule_id,
         schedule_due: job.schedule_due.map(timestamp),
+        next_attempt_at: job.next_attempt_at.map(timestamp),
     }
 }
 

@@ -6,7 +6,6 @@ use axum::http::HeaderMap;
 use bytes::Bytes;
 use faena_domain::{JobState, Timestamp};
 use faena_engine::CancelResult;
-use faena_store::StoreError;
 use faena_wire::v1::{
     BatchCreateJobsRequest, BatchCreateJobsResponse, CancelJobRequest, CancelJobResponse, CreateJobRequest,
     CreateJobResponse, DeleteJobRequest, DeleteJobResponse, GetJobRequest, GetJobResponse, JobSpec, ListJobsRequest,
@@ -24,11 +23,11 @@ use super::{
     query,
 };
 use crate::{
-    Api, ApiError,
+    Api, ApiError, access,
     context::actor,
     request::parse_job_id,
     rest::{
-        events::follow,
+        job_events::follow,
         jobs::{submit_batch, submit_one},
         list::find,
     },
@@ -61,9 +60,8 @@ impl JobService for Jobs {
 
     async fn get_job(&self, request: Request<GetJobRequest>) -> GrpcResult<GetJobResponse> {
         let id = parse_job_id(&request.into_inner().id)?;
-        let job = self.0.engine.store.job_get(id).await.map_err(ApiError::from)?;
-        let job = job.ok_or_else(|| ApiError::from(StoreError::NotFound(id)))?;
-        Ok(Response::new(GetJobResponse { job: Some(convert::job(self.0.shown(job))) }))
+        let job = access::job(&self.0, id).await?;
+        Ok(Response::new(GetJobResponse { job: Some(convert::job(self.0.with_default_timeout(job))) }))
     }
 
     async fn list_jobs(&self, request: Request<ListJobsRequest>) -> GrpcResult<ListJobsResponse> {
@@ -77,6 +75,7 @@ impl JobService for Jobs {
 
     async fn cancel_job(&self, request: Request<CancelJobRequest>) -> GrpcResult<CancelJobResponse> {
         let id = parse_job_id(&request.into_inner().id)?;
+        access::require_job(&self.0, id).await?;
         let cancelled = self.0.engine.cancel(id, "cancelled by request", &actor(), Timestamp::now()).await;
         let (state, cancel_requested) = match cancelled.map_err(ApiError::from)? {
             CancelResult::Cancelled => (JobState::Cancelled, false),
@@ -87,13 +86,15 @@ impl JobService for Jobs {
 
     async fn retry_job(&self, request: Request<RetryJobRequest>) -> GrpcResult<RetryJobResponse> {
         let id = parse_job_id(&request.into_inner().id)?;
+        access::require_job(&self.0, id).await?;
         let now = Timestamp::now();
-        let state = self.0.engine.retry(id, &actor(), now).await.map_err(ApiError::from)?;
-        Ok(Response::new(RetryJobResponse { state: convert::job_state(state) }))
+        let retried = self.0.engine.retry(id, &actor(), now).await.map_err(ApiError::from)?;
+        Ok(Response::new(RetryJobResponse { state: convert::job_state(retried.state) }))
     }
 
     async fn delete_job(&self, request: Request<DeleteJobRequest>) -> GrpcResult<DeleteJobResponse> {
         let id = parse_job_id(&request.into_inner().id)?;
+        access::require_job(&self.0, id).await?;
         self.0.engine.store.job_delete(id, Some(&actor()), Timestamp::now()).await.map_err(ApiError::from)?;
         Ok(Response::new(DeleteJobResponse {}))
     }
@@ -104,8 +105,7 @@ impl JobService for Jobs {
         let id = parse_job_id(&request.into_inner().id)?;
         let api = self.0.clone();
         let changes = api.engine.bus.subscribe();
-        let first = api.engine.store.job_get(id).await.map_err(ApiError::from)?;
-        let first = first.ok_or_else(|| ApiError::from(StoreError::NotFound(id)))?;
+        let first = access::job(&api, id).await?;
         let (sender, receiver) = mpsc::channel(16);
         tokio::spawn(follow(api, id, first, changes, sender));
         let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {

@@ -4,6 +4,7 @@ mod convert;
 mod events;
 mod jobs;
 mod schedules;
+mod scopes;
 mod workers;
 
 use axum::Router;
@@ -53,6 +54,7 @@ pub fn routes(api: &Api) -> Router<Api> {
         .route_service("/grpc.health.v1.Health/{call}", health_service)
         .route_service("/grpc.reflection.v1.ServerReflection/{call}", v1)
         .route_service("/grpc.reflection.v1alpha.ServerReflection/{call}", v1alpha)
+        .route_layer(axum::middleware::from_fn(scopes::check))
 }
 
 /// Builds a query string from the parameters that are set.
@@ -68,7 +70,10 @@ fn query<const N: usize>(pairs: [(&str, Option<String>); N]) -> String {
 
 fn grpc_code(code: ErrorCode) -> Code {
     match code {
-        ErrorCode::ValidationError | ErrorCode::PayloadTooLarge => Code::InvalidArgument,
+        ErrorCode::ValidationError
+        | ErrorCode::PayloadTooLarge
+        | ErrorCode::UnsupportedMediaType
+        | ErrorCode::HeadersTooLarge => Code::InvalidArgument,
         ErrorCode::Unauthorized => Code::Unauthenticated,
         ErrorCode::Forbidden => Code::PermissionDenied,
         ErrorCode::NotFound => Code::NotFound,
@@ -83,7 +88,7 @@ fn grpc_code(code: ErrorCode) -> Code {
     }
 }
 
-/// The metadata `x-error-code` has the error code of the HTTP API.
+/// The metadata `x-error-code` has the error code of the HTTP API, `retry-after` the seconds to wait.
 impl From<ApiError> for Status {
     fn from(error: ApiError) -> Status {
         let message = match error.details.len() {
@@ -93,6 +98,11 @@ impl From<ApiError> for Status {
         let mut status = Status::new(grpc_code(error.code), message);
         if let Ok(value) = MetadataValue::try_from(error.code.as_str()) {
             status.metadata_mut().insert("x-error-code", value);
+        }
+        if let Some(seconds) = error.retry_after_seconds {
+            status.metadata_mut().insert("retry-after", MetadataValue::from(seconds));
+            // The retry policies of gRPC libraries read this one.
+            status.metadata_mut().insert("grpc-retry-pushback-ms", MetadataValue::from(seconds * 1_000));
         }
         status
     }

@@ -20,7 +20,7 @@ use super::{
     convert::{self, JsonBody, RetryFields},
     query,
 };
-use crate::{Api, ApiError, ApiResult, rest::schedules};
+use crate::{Api, ApiError, ApiResult, access, rest::schedules};
 
 pub struct Schedules(pub Api);
 
@@ -32,7 +32,9 @@ impl ScheduleService for Schedules {
     }
 
     async fn get_schedule(&self, request: Request<GetScheduleRequest>) -> GrpcResult<GetScheduleResponse> {
-        let schedule = schedules::shown(&self.0, &request.into_inner().id).await?;
+        let id = request.into_inner().id;
+        access::require_schedule(&self.0, &id).await?;
+        let schedule = schedules::shown(&self.0, &id).await?;
         Ok(Response::new(GetScheduleResponse { schedule: Some(message(schedule)) }))
     }
 
@@ -42,21 +44,20 @@ impl ScheduleService for Schedules {
             ("isActive", request.is_active.map(|flag| flag.to_string())),
             ("name", request.name),
             ("q", request.query),
-            // The token is the number of the page.
-            ("page", (!request.page_token.is_empty()).then_some(request.page_token)),
             ("limit", request.page_size.map(|size| size.to_string())),
+            ("cursor", Some(request.page_token)),
         ]);
-        let found = schedules::find(&self.0, Some(&query)).await?;
-        let has_more = found.page.saturating_mul(found.limit) < found.total;
+        let (schedules, page_info) = schedules::find(&self.0, Some(&query)).await?;
         Ok(Response::new(ListSchedulesResponse {
-            schedules: found.schedules.into_iter().map(message).collect(),
-            total_size: found.total,
-            next_page_token: if has_more { (found.page + 1).to_string() } else { String::new() },
+            schedules: schedules.into_iter().map(message).collect(),
+            total_size: page_info.total,
+            next_page_token: page_info.next_cursor.unwrap_or_default(),
         }))
     }
 
     async fn update_schedule(&self, request: Request<UpdateScheduleRequest>) -> GrpcResult<UpdateScheduleResponse> {
         let UpdateScheduleRequest { id, schedule, update_mask } = request.into_inner();
+        access::require_schedule(&self.0, &id).await?;
         let paths = update_mask.map(|mask| mask.paths).unwrap_or_default();
         let body = masked_body(schedule, &paths)?;
         let changed = schedules::patch_from(&self.0, &id, body).await?;
@@ -64,12 +65,16 @@ impl ScheduleService for Schedules {
     }
 
     async fn delete_schedule(&self, request: Request<DeleteScheduleRequest>) -> GrpcResult<DeleteScheduleResponse> {
-        schedules::remove(&self.0, &request.into_inner().id).await?;
+        let id = request.into_inner().id;
+        access::require_schedule(&self.0, &id).await?;
+        schedules::remove(&self.0, &id).await?;
         Ok(Response::new(DeleteScheduleResponse {}))
     }
 
     async fn trigger_schedule(&self, request: Request<TriggerScheduleRequest>) -> GrpcResult<TriggerScheduleResponse> {
-        let job = schedules::run_now(&self.0, &request.into_inner().id).await?;
+        let id = request.into_inner().id;
+        access::require_schedule(&self.0, &id).await?;
+        let job = schedules::run_now(&self.0, &id).await?;
         Ok(Response::new(TriggerScheduleResponse { job_id: job.to_string() }))
     }
 
@@ -78,6 +83,7 @@ impl ScheduleService for Schedules {
         request: Request<SetScheduleActiveRequest>,
     ) -> GrpcResult<SetScheduleActiveResponse> {
         let SetScheduleActiveRequest { id, is_active } = request.into_inner();
+        access::require_schedule(&self.0, &id).await?;
         let changed = match is_active {
             true => schedules::enabled(&self.0, &id).await?,
             false => schedules::disabled(&self.0, &id).await?,
@@ -88,9 +94,10 @@ impl ScheduleService for Schedules {
     async fn preview_schedule(&self, request: Request<PreviewScheduleRequest>) -> GrpcResult<PreviewScheduleResponse> {
         let PreviewScheduleRequest { id, count } = request.into_inner();
         let query = query([("count", count.map(|count| count.to_string()))]);
+        access::require_schedule(&self.0, &id).await?;
         let found = schedules::next_runs(&self.0, &id, Some(&query)).await?;
         Ok(Response::new(PreviewScheduleResponse {
-            runs: found.runs.into_iter().map(run).collect(),
+            runs: found.next_runs.into_iter().map(run).collect(),
             timezone: found.timezone,
             explanation: found.explanation,
         }))
@@ -113,9 +120,10 @@ impl ScheduleService for Schedules {
         request: Request<ListScheduleTicksRequest>,
     ) -> GrpcResult<ListScheduleTicksResponse> {
         let ListScheduleTicksRequest { id, before, page_size } = request.into_inner();
+        access::require_schedule(&self.0, &id).await?;
         let before = before.map(convert::time_json).and_then(|time| time.as_str().map(str::to_owned));
         let query = query([("before", before), ("limit", page_size.map(|size| size.to_string()))]);
-        let ticks = schedules::past_ticks(&self.0, &id, Some(&query)).await?;
+        let (ticks, _) = schedules::past_ticks(&self.0, &id, Some(&query)).await?;
         Ok(Response::new(ListScheduleTicksResponse { ticks: ticks.into_iter().map(tick).collect() }))
     }
 }
@@ -266,7 +274,7 @@ fn message(view: ScheduleView) -> Schedule {
         finished: view.finished.clone(),
         created_at: Some(convert::timestamp(view.created_at)),
         updated_at: Some(convert::timestamp(view.updated_at)),
-        jobs: view.jobs.iter().cloned().map(convert::job).collect(),
+        jobs: view.jobs.iter().flatten().cloned().map(convert::job).collect(),
         spec: Some(spec(view)),
     }
 }

@@ -4,7 +4,7 @@ use std::{pin::Pin, time::Duration};
 
 use faena_domain::{ErrorCode, Progress, Timestamp};
 use faena_engine::workers::{
-    CloseReason, Connection, Delivery, Refusal, Registration, ReportKind, Transport, WorkerCommand,
+    CloseReason, Connection, Delivery, Registration, Rejection, ReportKind, Transport, WorkerCaller, WorkerCommand,
 };
 use faena_wire::v1::{
     Ack, CancelRun, ConnectRequest, ConnectResponse, Drain, Error, Heartbeat, JobDelivery, Register, Registered,
@@ -18,7 +18,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::convert;
 use crate::{
-    Api, ApiError,
+    Api, ApiError, access,
+    context::{self, Caller},
     workers::{
         report,
         session::{self, REGISTER_TIMEOUT, Received, SEND_TIMEOUT, WorkerMessage, WorkerStream},
@@ -40,11 +41,12 @@ impl WorkerService for Workers {
         &self,
         request: Request<Streaming<ConnectRequest>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
+        let caller = context::caller();
         let mut incoming = request.into_inner();
         let (sender, receiver) = mpsc::channel(MAX_UNREAD);
         let api = self.0.clone();
         tokio::spawn(async move {
-            match register(&api, &mut incoming, &sender).await {
+            match register(&api, &caller, &mut incoming, &sender).await {
                 Ok(connection) => {
                     let max_bytes = api.parser().limits.max_body_bytes;
                     session::serve(api, connection.worker, GrpcStream { incoming, sender, max_bytes }).await;
@@ -63,13 +65,20 @@ impl WorkerService for Workers {
 }
 
 /// Registers the worker with its first message. A first message other than `register` ends the call.
-async fn register(api: &Api, incoming: &mut Streaming<ConnectRequest>, sender: &Sender) -> Result<Connection, Status> {
+async fn register(
+    api: &Api,
+    caller: &Caller,
+    incoming: &mut Streaming<ConnectRequest>,
+    sender: &Sender,
+) -> Result<Connection, Status> {
     let first = tokio::time::timeout(REGISTER_TIMEOUT, incoming.message()).await;
     let first = first.map_err(|_| Status::deadline_exceeded("no register message arrived in time"))??;
     let Some(Incoming::Register(message)) = first.and_then(|message| message.message) else {
         return Err(Status::invalid_argument("the first message must be register"));
     };
-    let registration = registration(message).map_err(|refusal| Status::from(ApiError::from(refusal)))?;
+    let token = message.token.clone().filter(|token| !token.is_empty());
+    let registration = registration(message).map_err(|rejection| Status::from(ApiError::from(rejection)))?;
+    let registration = access::authorize_registration(api, caller, registration, token.as_deref())?;
     let connected = api.engine.register_worker(registration, Transport::Grpc, Timestamp::now()).await;
     let connection = connected.map_err(|error| Status::from(ApiError::from(error)))?;
     let heartbeat_ms = u64::try_from(api.engine.config.worker_heartbeat.as_millis()).unwrap_or(u64::MAX);
@@ -82,7 +91,7 @@ async fn register(api: &Api, incoming: &mut Streaming<ConnectRequest>, sender: &
     Ok(connection)
 }
 
-fn registration(message: Register) -> Result<Registration, Refusal> {
+fn registration(message: Register) -> Result<Registration, Rejection> {
     let in_flight = message.in_flight.map(|in_flight| {
         let runs = in_flight.runs.into_iter().map(|run| Some((run.job_id.parse().ok()?, run.run)));
         runs.collect::<Option<Vec<_>>>()
@@ -97,12 +106,13 @@ fn registration(message: Register) -> Result<Registration, Refusal> {
         queues: message.queues,
         concurrency: message.concurrency,
         reports_starts: message.reports_starts,
+        caller: WorkerCaller::default(),
         in_flight: in_flight.flatten(),
     })
 }
 
-fn invalid(message: impl Into<String>) -> Refusal {
-    Refusal::new(ErrorCode::ValidationError, message)
+fn invalid(message: impl Into<String>) -> Rejection {
+    Rejection::new(ErrorCode::ValidationError, message)
 }
 
 /// Sends a message. Returns `false` if the stream is closed or the worker does not read within `SEND_TIMEOUT`.
@@ -123,7 +133,7 @@ impl WorkerStream for GrpcStream {
         let Ok(Some(message)) = self.incoming.message().await else { return Received::Closed };
         match decode(message, self.max_bytes) {
             Ok(message) => Received::Message(message),
-            Err(refusal) => Received::Rejected(refusal),
+            Err(rejection) => Received::Rejected(rejection),
         }
     }
 
@@ -136,9 +146,9 @@ impl WorkerStream for GrpcStream {
         true
     }
 
-    async fn send_errors(&mut self, refusals: Vec<Refusal>) -> bool {
-        for refusal in refusals {
-            if !send(&self.sender, Outgoing::Error(error(refusal))).await {
+    async fn send_errors(&mut self, rejections: Vec<Rejection>) -> bool {
+        for rejection in rejections {
+            if !send(&self.sender, Outgoing::Error(error(rejection))).await {
                 return false;
             }
         }
@@ -170,20 +180,26 @@ fn content_bytes(message: &ConnectRequest) -> usize {
     }
 }
 
-fn decode(message: ConnectRequest, max_bytes: usize) -> Result<WorkerMessage, Refusal> {
+fn decode(message: ConnectRequest, max_bytes: usize) -> Result<WorkerMessage, Rejection> {
     if content_bytes(&message) > max_bytes {
-        return Err(Refusal::new(ErrorCode::PayloadTooLarge, format!("the message is larger than {max_bytes} bytes")));
+        return Err(Rejection::new(
+            ErrorCode::PayloadTooLarge,
+            format!("the message is larger than {max_bytes} bytes"),
+        ));
     }
     let message = message.message.ok_or_else(|| invalid("the message is empty or of an unknown kind"))?;
     let (job_id, run, kind) = match message {
         Incoming::Heartbeat(_) => return Ok(WorkerMessage::Heartbeat),
         Incoming::Drain(_) => return Ok(WorkerMessage::Drain),
         Incoming::Leave(_) => return Ok(WorkerMessage::Leave),
-        Incoming::Register(message) => return registration(message).map(WorkerMessage::Register),
+        Incoming::Register(message) => return Ok(WorkerMessage::Register(registration(message)?, None)),
         Incoming::Started(report) => (report.job_id, report.run, ReportKind::Started),
         Incoming::Release(report) => (report.job_id, report.run, ReportKind::Release),
         Incoming::Progress(report) => decode_progress(report)?,
-        Incoming::Log(report) => (report.job_id, report.run, report::log(Some(report.message))?),
+        Incoming::Log(report) => {
+            let kind = report::log(Some(report.message), report.event.as_deref())?;
+            (report.job_id, report.run, kind)
+        }
         Incoming::Step(report) => {
             let result = check_json_text("result_json", Some(&report.result_json))?;
             (report.job_id, report.run, report::step(Some(report.name), result, report.total_steps)?)
@@ -199,10 +215,10 @@ fn decode(message: ConnectRequest, max_bytes: usize) -> Result<WorkerMessage, Re
         }
     };
     let job_id = job_id.parse().map_err(|_| invalid("job_id: must be a UUID"))?;
-    report::about(Some(job_id), run, kind).map(WorkerMessage::Report)
+    report::new(Some(job_id), run, kind).map(WorkerMessage::Report)
 }
 
-fn decode_progress(report: ReportProgress) -> Result<(String, Option<i64>, ReportKind), Refusal> {
+fn decode_progress(report: ReportProgress) -> Result<(String, Option<i64>, ReportKind), Rejection> {
     let progress = report.progress.map(|progress| Progress {
         phase: progress.phase,
         current_step: progress.current_step,
@@ -217,7 +233,7 @@ fn decode_progress(report: ReportProgress) -> Result<(String, Option<i64>, Repor
 /// Checks that a field contains valid JSON. Returns `None` for an empty field.
 ///
 /// On a WebSocket, parsing the frame has already checked it.
-fn check_json_text<'a>(field: &str, text: Option<&'a str>) -> Result<Option<&'a str>, Refusal> {
+fn check_json_text<'a>(field: &str, text: Option<&'a str>) -> Result<Option<&'a str>, Rejection> {
     let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
     match serde_json::from_str::<&RawValue>(text) {
         Ok(raw) => Ok(Some(raw.get())),
@@ -232,8 +248,8 @@ fn encode(command: WorkerCommand) -> Outgoing {
             job_id: ack.job_id.to_string(),
             run: ack.run,
             of: convert::report_kind(ack.report),
-            ok: ack.refusal.is_none(),
-            error: ack.refusal.map(error),
+            ok: ack.rejection.is_none(),
+            error: ack.rejection.map(error),
         }),
         WorkerCommand::Cancel { job_id, run, reason } => {
             Outgoing::Cancel(CancelRun { job_id: job_id.to_string(), run, reason })
@@ -243,8 +259,8 @@ fn encode(command: WorkerCommand) -> Outgoing {
     }
 }
 
-fn error(refusal: Refusal) -> Error {
-    Error { code: refusal.code.to_string(), message: refusal.message }
+fn error(rejection: Rejection) -> Error {
+    Error { code: rejection.code.to_string(), message: rejection.message }
 }
 
 fn job(delivery: Delivery) -> JobDelivery {
@@ -257,10 +273,11 @@ fn job(delivery: Delivery) -> JobDelivery {
         queue: delivery.lane.queue.clone(),
         payload_json: job.payload.clone(),
         run: job.run,
+        attempt: job.attempt(),
         retry_count: job.retry_count,
         max_retries: job.options.retry.max_retries,
         correlation_id: delivery.job.correlation_id(),
-        traceparent: job.options.traceparent.clone(),
+        traceparent: delivery.traceparent.clone(),
         schedule_id: job.options.schedule_id.clone(),
         schedule_due: job.options.schedule_due.map(convert::timestamp),
         deadline: Some(convert::timestamp(delivery.deadline)),

@@ -1,17 +1,41 @@
-//! Every metric with its type, help text and labels. The reference page is generated from this table.
+//! Every metric with its type, scope, help text and labels. The reference page is generated from this table.
+
+use MetricKind::{Counter, Gauge, Histogram};
+use MetricScope::{Cluster, Node};
 
 /// Type of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
     Counter,
     Gauge,
+    /// Of times in seconds.
+    Histogram,
 }
 
 impl MetricKind {
     pub fn as_str(self) -> &'static str {
         match self {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
+            Counter => "counter",
+            Gauge => "gauge",
+            Histogram => "histogram",
+        }
+    }
+}
+
+/// What a metric is about. A sum over all nodes is right for both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MetricScope {
+    /// The node that is scraped.
+    Node,
+    /// The whole database. One node at a time exports it.
+    Cluster,
+}
+
+impl MetricScope {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Node => "node",
+            Cluster => "cluster",
         }
     }
 }
@@ -21,118 +45,147 @@ impl MetricKind {
 pub struct Metric {
     pub name: &'static str,
     pub kind: MetricKind,
+    pub scope: MetricScope,
     pub help: &'static str,
     pub labels: &'static [&'static str],
 }
 
 impl Metric {
-    const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
-        Metric { name, kind: MetricKind::Counter, help, labels }
-    }
-
-    const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Metric {
-        Metric { name, kind: MetricKind::Gauge, help, labels }
+    const fn new(
+        name: &'static str,
+        kind: MetricKind,
+        scope: MetricScope,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Metric {
+        Metric { name, kind, scope, help, labels }
     }
 
     /// Returns the name as Prometheus sees it.
     pub fn exposed_name(&self) -> String {
         match self.kind {
-            MetricKind::Counter => format!("{}_total", self.name),
-            MetricKind::Gauge => self.name.to_owned(),
+            Counter => format!("{}_total", self.name),
+            Gauge | Histogram => self.name.to_owned(),
         }
     }
 }
 
-pub const JOBS_IN_STATE: Metric = Metric::gauge(
-    "jobs_in_state",
-    &["state"],
-    "Jobs by state; IN_FLIGHT counts SCHEDULED, ASSIGNED and PROCESSING together",
-);
-pub const DLQ_SIZE: Metric = Metric::gauge("dlq_size", &[], "Dead-lettered jobs");
-pub const QUEUE_DEPTH: Metric =
-    Metric::gauge("queue_depth", &["queue", "priority"], "Jobs that are ready to run, by queue and priority");
-pub const QUEUE_PAUSED: Metric = Metric::gauge("queue_paused", &["queue"], "1 while the queue is paused, otherwise 0");
-pub const WORKERS_IN_STATE: Metric =
-    Metric::gauge("workers_in_state", &["state"], "Workers connected to this node, by state");
-pub const WORKER_JOBS_IN_FLIGHT: Metric =
-    Metric::gauge("worker_jobs_in_flight", &["worker_id"], "Jobs in flight at each worker of this node");
-pub const CIRCUIT_BREAKER_STATE: Metric = Metric::gauge(
-    "circuit_breaker_state",
-    &["worker_id"],
-    "Circuit breaker of each worker of this node: 0 closed, 1 open, 2 half open",
-);
-pub const DISPATCH_FAILURES: Metric = Metric::counter(
-    "dispatch_failures",
-    &[],
-    "Jobs assigned by this node that the worker did not receive or did not start in time",
-);
-pub const GUARDIAN_ACTIONS: Metric =
-    Metric::counter("guardian_actions", &["check"], "Actions of this node's guardian, by check");
-pub const STALE_REPORTS: Metric =
-    Metric::counter("stale_reports", &[], "Reports of workers that this node rejected because the run was over");
-pub const WEBHOOKS_IN_STATE: Metric =
-    Metric::gauge("webhooks_in_state", &["state"], "Undelivered webhooks by state, each counted up to 100000");
-pub const WEBHOOK_BREAKER_STATE: Metric =
-    Metric::gauge("webhook_breaker_state", &["host"], "Circuit breaker of each failing host: 1 open, 2 half open");
-pub const WEBHOOK_ATTEMPTS_DELIVERED: Metric =
-    Metric::counter("webhook_attempts_delivered", &[], "Webhook attempts of this node that were delivered");
-pub const WEBHOOK_ATTEMPTS_FAILED: Metric =
-    Metric::counter("webhook_attempts_failed", &[], "Webhook attempts of this node that failed");
-pub const WEBHOOK_ATTEMPTS_LATE: Metric = Metric::counter(
-    "webhook_attempts_late",
-    &[],
-    "Webhook attempts of this node whose outcome arrived after their lease had ended",
-);
-pub const SCHEDULES: Metric = Metric::gauge("faena_schedules", &["state"], "Schedules, active and inactive");
-pub const SCHEDULE_TICKS: Metric =
-    Metric::counter("faena_schedule_ticks", &["outcome"], "Due times that this node processed, by outcome");
-pub const SCHEDULE_LATE_SECONDS: Metric = Metric::gauge(
-    "faena_schedule_late_seconds",
-    &[],
-    "Delay between the latest due time that this node processed and the processing",
-);
-pub const OUTBOX_PENDING: Metric =
-    Metric::gauge("faena_outbox_pending", &["sink"], "Events waiting for a sink, counted up to 1000000");
-pub const OUTBOX_OLDEST_SECONDS: Metric =
-    Metric::gauge("faena_outbox_oldest_seconds", &["sink"], "Age of the oldest event that waits for a sink");
-pub const OUTBOX_DEAD: Metric = Metric::gauge(
-    "faena_outbox_dead",
-    &["sink"],
-    "Events that a sink rejected and that are neither replayed nor resolved",
-);
-pub const OUTBOX_SENT: Metric = Metric::counter("faena_outbox_sent", &["sink"], "Events that a sink confirmed");
-pub const OUTBOX_SINK_UP: Metric =
-    Metric::gauge("faena_outbox_sink_up", &["sink"], "1 while a sink works, 0 while it is down");
-pub const SOURCE_ROWS: Metric =
-    Metric::counter("faena_source_rows", &["source", "outcome"], "Rows of outbox sources that this node processed");
-pub const INBOX_MESSAGES: Metric =
-    Metric::counter("faena_inbox_messages", &["inbox", "outcome"], "Messages of inboxes that this node processed");
+/// Defines the metrics, each as a constant, and the list of all.
+macro_rules! metrics {
+    ($($constant:ident = $name:literal, $kind:ident, $scope:ident, [$($label:literal),*], $help:literal;)+) => {
+        $(pub const $constant: Metric = Metric::new($name, $kind, $scope, &[$($label),*], $help);)+
 
-/// All metrics, grouped by what they are about.
-pub const METRICS: &[Metric] = &[
-    JOBS_IN_STATE,
-    DLQ_SIZE,
-    QUEUE_DEPTH,
-    QUEUE_PAUSED,
-    WORKERS_IN_STATE,
-    WORKER_JOBS_IN_FLIGHT,
-    CIRCUIT_BREAKER_STATE,
-    DISPATCH_FAILURES,
-    GUARDIAN_ACTIONS,
-    STALE_REPORTS,
-    WEBHOOKS_IN_STATE,
-    WEBHOOK_BREAKER_STATE,
-    WEBHOOK_ATTEMPTS_DELIVERED,
-    WEBHOOK_ATTEMPTS_FAILED,
-    WEBHOOK_ATTEMPTS_LATE,
-    SCHEDULES,
-    SCHEDULE_TICKS,
-    SCHEDULE_LATE_SECONDS,
-    OUTBOX_PENDING,
-    OUTBOX_OLDEST_SECONDS,
-    OUTBOX_DEAD,
-    OUTBOX_SENT,
-    OUTBOX_SINK_UP,
-    SOURCE_ROWS,
-    INBOX_MESSAGES,
-];
+        /// All metrics, grouped by what they are about.
+        pub const METRICS: &[Metric] = &[$($constant),+];
+    };
+}
+
+metrics! {
+    JOBS_CREATED = "jobs_created", Counter, Cluster, [], "Jobs that were submitted";
+    JOBS_COMPLETED = "jobs_completed", Counter, Cluster, [], "Jobs that completed";
+    JOBS_FAILED = "jobs_failed", Counter, Cluster, [], "Jobs that failed for good and were dead-lettered";
+    JOBS_TIMED_OUT = "jobs_timed_out", Counter, Cluster, [],
+        "Runs that did not start in time or ran too long, and jobs that expired";
+    JOB_STATE_DURATION = "job_state_duration", Histogram, Node, ["state"],
+        "Seconds that jobs spent in a state, measured when their run ends; RETRYING is the planned delay";
+    JOBS_IN_STATE = "jobs_in_state", Gauge, Cluster, ["state"], "Jobs by state";
+    DEAD_JOBS = "faena_dead_jobs", Gauge, Cluster, [], "Dead-lettered jobs";
+    JOB_WAIT_SECONDS = "faena_job_wait_seconds", Histogram, Node, ["queue"],
+        "Seconds between becoming ready and starting, of runs that ended at this node";
+    JOB_RUN_SECONDS = "faena_job_run_seconds", Histogram, Node, ["queue"],
+        "Seconds between start and end, of runs that ended at this node";
+    JOB_RUNS = "faena_job_runs", Counter, Node, ["outcome"], "Runs that ended at this node, by outcome";
+    THROUGHPUT = "faena_throughput_jobs_per_second", Gauge, Cluster, [],
+        "Runs that ended per second, over about the last minute";
+    ERROR_RATIO = "faena_error_ratio", Gauge, Cluster, [],
+        "Part of the runs that failed, from 0 to 1, over about the last minute";
+    QUEUE_DEPTH = "faena_queue_depth", Gauge, Cluster, ["queue", "priority"], "Jobs that are ready to run";
+    QUEUE_OLDEST_SECONDS = "faena_queue_oldest_seconds", Gauge, Cluster, ["queue"],
+        "Time for which the oldest ready job of a queue has been ready";
+    QUEUE_PAUSED = "faena_queue_paused", Gauge, Cluster, ["queue"], "1 while the queue is paused, otherwise 0";
+    QUEUE_JOBS = "faena_queue_jobs", Counter, Cluster, ["queue", "event"], "What happened to the jobs of a queue";
+    WORKERS_CREATED = "workers_created", Counter, Node, [],
+        "Registrations of workers at this node, including the built-in worker";
+    WORKERS_TERMINATED = "workers_terminated", Counter, Node, [],
+        "Workers that left this node or that this node declared lost";
+    WORKER_STATE_DURATION = "worker_state_duration", Histogram, Node, ["state"],
+        "Seconds that workers of this node spent in a state, measured when they leave it";
+    WORKERS_IN_STATE = "workers_in_state", Gauge, Cluster, ["state"],
+        "Workers by state, including built-in workers; TERMINATED ones are counted while they are kept";
+    WORKER_SLOTS = "faena_worker_slots", Gauge, Node, [], "Jobs that the workers of this node can run concurrently";
+    WORKER_SLOTS_BUSY = "faena_worker_slots_busy", Gauge, Node, [], "Slots of the workers of this node that have a job";
+    WORKER_UTILIZATION = "faena_worker_utilization_ratio", Gauge, Node, [],
+        "Part of the slots of this node that have a job, from 0 to 1";
+    WORKER_JOBS_IN_FLIGHT = "faena_worker_jobs_in_flight", Gauge, Node, ["worker_id"],
+        "Jobs in flight at each worker of this node";
+    CIRCUIT_BREAKER_STATE = "circuit_breaker_state", Gauge, Node, ["worker_id"],
+        "Circuit breaker of each worker of this node: 0 closed, 1 open, 2 half open";
+    DISPATCH_FAILURES = "dispatch_failures", Counter, Node, [],
+        "Jobs assigned by this node that the worker did not receive or did not start in time";
+    GUARDIAN_ACTIONS = "faena_guardian_actions", Counter, Node, ["check"], "Actions of this node's guardian, by check";
+    STALE_REPORTS = "faena_stale_reports", Counter, Node, [],
+        "Reports of workers that this node rejected because the run was over";
+    EVENTS_PUBLISHED = "events_published", Counter, Node, [], "Events of this node that a sink confirmed";
+    EVENTS_FAILED = "events_failed", Counter, Node, [],
+        "Events that this node passed to a sink and that the sink did not confirm, counted once per attempt";
+    EVENT_PUBLISH_DURATION = "event_publish_duration", Histogram, Node, [], "Seconds per call of a sink";
+    OUTBOX_QUEUE_SIZE = "outbox_queue_size", Gauge, Cluster, [],
+        "Events that wait for a sink, counted up to 1000000 per sink";
+    DLQ_SIZE = "dlq_size", Gauge, Cluster, [],
+        "Events that a sink rejected and that are neither replayed nor resolved";
+    OUTBOX_PENDING = "faena_outbox_pending", Gauge, Cluster, ["sink"],
+        "Events waiting for a sink, counted up to 1000000";
+    OUTBOX_OLDEST_SECONDS = "faena_outbox_oldest_seconds", Gauge, Cluster, ["sink"],
+        "Age of the oldest event that waits for a sink";
+    OUTBOX_DEAD = "faena_outbox_dead", Gauge, Cluster, ["sink"],
+        "Events that a sink rejected and that are neither replayed nor resolved, by sink";
+    OUTBOX_SENT = "faena_outbox_sent", Counter, Cluster, ["sink"], "Events that a sink confirmed";
+    OUTBOX_SINK_UP = "faena_outbox_sink_up", Gauge, Cluster, ["sink"], "1 while a sink works, 0 while it is down";
+    WEBHOOKS_IN_STATE = "faena_webhooks_in_state", Gauge, Cluster, ["state"],
+        "Undelivered webhooks by state, each counted up to 100000";
+    WEBHOOK_BREAKER_STATE = "faena_webhook_breaker_state", Gauge, Node, ["host"],
+        "Circuit breaker of each failing host: 1 open, 2 half open";
+    WEBHOOK_ATTEMPTS = "faena_webhook_attempts", Counter, Node, ["outcome"],
+        "Webhook attempts of this node: delivered, failed, or late because their lease had ended";
+    SCHEDULES = "faena_schedules", Gauge, Cluster, ["state"], "Schedules, active and inactive";
+    SCHEDULE_OVERDUE_SECONDS = "faena_schedule_overdue_seconds", Gauge, Cluster, [],
+        "Time since the oldest due time that no node has processed, 0 if there is none";
+    SCHEDULE_TICKS = "faena_schedule_ticks", Counter, Node, ["outcome"],
+        "Due times that this node processed, by outcome";
+    SCHEDULE_LATE_SECONDS = "faena_schedule_late_seconds", Gauge, Node, [],
+        "Delay between the latest due time that this node processed and the processing";
+    SOURCE_ROWS = "faena_source_rows", Counter, Node, ["source", "outcome"],
+        "Rows of outbox sources that this node processed";
+    SOURCE_UP = "faena_source_up", Gauge, Node, ["source"], "1 while a source of this node works, 0 while it is down";
+    SOURCE_PENDING = "faena_source_pending", Gauge, Node, ["source"],
+        "Rows waiting in a source that this node relays, counted up to 100000";
+    SOURCE_OLDEST_SECONDS = "faena_source_oldest_seconds", Gauge, Node, ["source"],
+        "Age of the oldest row waiting in a source that this node relays";
+    INBOX_MESSAGES = "faena_inbox_messages", Counter, Node, ["inbox", "outcome"],
+        "Messages of inboxes that this node processed";
+    INBOX_UP = "faena_inbox_up", Gauge, Node, ["inbox"], "1 while an inbox of this node works, 0 while it is down";
+    INBOX_PENDING = "faena_inbox_pending", Gauge, Node, ["inbox"],
+        "Messages that this node has received and that wait for the job database";
+    INBOX_OLDEST_SECONDS = "faena_inbox_oldest_seconds", Gauge, Node, ["inbox"],
+        "Time for which messages of an inbox have been waiting for the job database";
+    REQUESTS_REJECTED = "faena_requests_rejected", Counter, Node, ["reason"],
+        "Requests that this node rejected before their route ran: key_rate, address_rate, authentication, origin or content";
+    TRACE_SPANS_EXPORTED = "faena_trace_spans_exported", Counter, Node, [],
+        "Spans of this node that the collector accepted";
+    TRACE_SPANS_DROPPED = "faena_trace_spans_dropped", Counter, Node, [],
+        "Spans of this node that were lost because too many waited or the collector rejected them";
+    LOOP_LATE = "faena_loop_late", Gauge, Node, ["loop"],
+        "1 while a loop of this node has had no successful round for more than a minute beyond its period, otherwise 0";
+    LOOP_LAST_BEAT_SECONDS = "faena_loop_last_beat_seconds", Gauge, Node, ["loop"],
+        "Time since the last successful round of a loop of this node";
+    LOOP_FAILURES = "faena_loop_failures", Counter, Node, ["loop"], "Rounds of a loop of this node that failed";
+    DATABASE_UP = "faena_database_up", Gauge, Node, [], "1 if the database responded during this scrape, otherwise 0";
+    DATABASE_PING_SECONDS = "faena_database_ping_seconds", Gauge, Node, [],
+        "Time that the database took to respond during this scrape";
+    CLUSTER_EXPORTER = "faena_cluster_exporter", Gauge, Node, [],
+        "1 on the node that exports the metrics of scope cluster, otherwise 0";
+    TLS_CERTIFICATE_EXPIRY = "faena_tls_certificate_expiry_timestamp_seconds", Gauge, Node, [],
+        "Unix time at which the TLS certificate of this node expires; absent without TLS";
+    START_TIME_SECONDS = "faena_start_time_seconds", Gauge, Node, [], "Unix time of the start of this node";
+    BUILD_INFO = "faena_build_info", Gauge, Node, ["version", "database"], "1, with the version and the kind of database";
+}

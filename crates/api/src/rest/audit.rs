@@ -1,33 +1,35 @@
 //! `GET /audit`: the audit log.
 
-use axum::{
-    Json,
-    extract::{RawQuery, State},
-};
+use axum::extract::{RawQuery, State};
 use faena_store::AuditFilter;
 use faena_wire::AuditList;
 
+use super::paging::{ListResponse, Paging, respond};
 use crate::{
-    Api, ApiResult,
-    request::{UNKNOWN_PARAMETER, parse_number, read_query},
+    Api,
+    request::{UNKNOWN_PARAMETER, read_query},
 };
 
-/// Lists entries, newest first. The `next` of a full page is the `before` of the following page.
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<AuditList>> {
-    let mut filter = AuditFilter::default();
-    let mut limit = 100;
+/// Lists entries, newest first.
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<AuditList> {
+    let (mut filter, mut paging) = (AuditFilter::default(), Paging::<i64>::new());
     read_query(query.as_deref(), &[], |name, value| {
+        if paging.set(name, &value)? {
+            return Ok(());
+        }
         match name {
             "actor" => filter.actor = Some(value),
             "action" => filter.action = Some(value),
             "target" => filter.target = Some(value),
-            "before" => filter.before = Some(value.parse().map_err(|_| "must be the next of the previous page")?),
-            "limit" => limit = parse_number(&value, 1_000)?,
             _ => return Err(UNKNOWN_PARAMETER.into()),
         }
         Ok(())
     })?;
-    let entries = api.engine.store.audit_list(filter, limit).await?;
-    let next = if entries.len() == limit { entries.last().map(|entry| entry.sequence) } else { None };
-    Ok(Json(AuditList { entries, next }))
+    let store = &api.engine.store;
+    let total = store.audit_total(filter.clone()).await?;
+    // Newest first: the page after the cursor has the entries before it.
+    filter.before = paging.after();
+    let read = store.audit_list(filter, paging.wanted()?).await?;
+    let (entries, page_info) = paging.page_of_read(read, total, |entry| entry.sequence)?;
+    respond(page_info, |page_info| AuditList::new(entries, page_info))
 }

@@ -13,7 +13,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use faena_domain::{BulkId, ErrorCode, JobState, JobView, Timestamp, parse::Fields};
+use faena_domain::{BulkId, ErrorCode, JobId, JobState, JobView, Timestamp, parse::Fields};
 use faena_store::{Bulk, BulkAction, Filter, NewBulk, Page, StoreError};
 use faena_wire::{BulkExample, BulkList, BulkResponse, BulkView};
 use serde_json::{Map, Value};
@@ -21,11 +21,12 @@ use serde_json::{Map, Value};
 use super::{
     dead_letters::set_dead_letter_filter,
     list::{SetFilter, set_filter, set_from_body},
+    paging::{ListResponse, Paging, parse_paging, respond},
 };
 use crate::{
-    Api, ApiError, ApiResult,
+    Api, ApiError, ApiResult, access,
     context::actor,
-    request::{Segment, UNKNOWN_PARAMETER, check, parse_number, read_body, read_query},
+    request::{Segment, check, read_body},
 };
 
 /// Number of matching jobs that the response shows.
@@ -38,7 +39,7 @@ pub async fn jobs(State(api): State<Api>, Segment(action): Segment, body: Body) 
     let action = BulkAction::parse(&action)
         .ok_or_else(|| ApiError::not_found(format!("no bulk action \"{action}\"; use cancel, retry or delete")))?;
     let request = parse_request(&api, &read_body(&api, body).await?, set_filter)?;
-    let states = JobState::ALL.into_iter().filter(|state| action.fits(*state)).collect();
+    let states = JobState::ALL.into_iter().filter(|state| action.applies_to(*state)).collect();
     start(api, action, request, states).await
 }
 
@@ -101,20 +102,22 @@ fn is_narrow(filter: &Filter) -> bool {
 /// Starts an action on the jobs that match now. Jobs that are submitted later are not affected.
 async fn start(api: Api, action: BulkAction, request: BulkRequest, states: Vec<JobState>) -> ApiResult<Response> {
     let mut response = BulkResponse { dry_run: request.dry_run, matched_is_exact: true, ..BulkResponse::default() };
-    let Some(filter) = request.filter(states)? else { return Ok(Json(response).into_response()) };
-    let first = api.engine.store.job_list(&filter, Page::After { id: None, limit: SAMPLE }).await?;
+    let Some(mut filter) = request.filter(states)? else { return Ok(Json(response).into_response()) };
+    access::restrict(&mut filter)?;
+    let first = api.engine.store.job_list(&filter, Page::after(None, SAMPLE)).await?;
     response.matched = first.total;
     response.matched_is_exact = first.total_is_exact;
     response.per_second = request.per_second;
     response.sample = first.jobs.iter().map(|job| job.id).collect();
     response.examples = first.jobs.into_iter().map(example).collect();
-    let newest = match response.sample.first() {
-        Some(newest) if !request.dry_run => *newest,
-        _ => return Ok(Json(response).into_response()),
-    };
     let (id, now) = (BulkId::new(), Timestamp::now());
+    // A search that stopped at its bound may match older jobs.
+    let unseen = first.is_partial.then(|| JobId::first_at_ms(now.as_ms()));
+    let Some(newest) = response.sample.first().copied().or(unseen).filter(|_| !request.dry_run) else {
+        return Ok(Json(response).into_response());
+    };
     let per_second = request.per_second;
-    let new = NewBulk { id, action, filter, actor: actor(), per_second, upto: newest, matched: response.matched };
+    let new = NewBulk { id, action, filter, actor: actor(), per_second, up_to: newest, matched: response.matched };
     response.id = Some(id);
     if per_second.is_some() {
         api.engine.bulk_begin(new, now).await?;
@@ -122,7 +125,7 @@ async fn start(api: Api, action: BulkAction, request: BulkRequest, states: Vec<J
     }
     // Runs in its own task, so that the action does not stop halfway if the caller disconnects.
     let work = tokio::spawn(async move { api.engine.bulk_run(new, RESPONSE_TIMEOUT, now).await });
-    let bulk = work.await.map_err(|_| StoreError::Broken("a bulk action panicked".into()))??;
+    let bulk = work.await.map_err(|_| StoreError::Internal("a bulk action panicked".into()))??;
     response.done = bulk.done;
     response.skipped = bulk.skipped;
     Ok(if bulk.finished_at.is_some() { Json(response).into_response() } else { accepted(response) })
@@ -155,24 +158,20 @@ fn parse_request(api: &Api, body: &[u8], set_filter: SetFilter) -> ApiResult<Bul
 pub fn parse_per_second(fields: &mut Fields, max: u64) -> Option<u32> {
     match fields.number("perSecond") {
         Some(number) if !(1..=max).contains(&number) => {
-            fields.reject("perSecond", format!("must be from 1 to {max}, is {number}"));
+            fields.reject("perSecond", format!("must be between 1 and {max}, got {number}"));
             None
         }
         other => other.and_then(|number| u32::try_from(number).ok()),
     }
 }
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<BulkList>> {
-    let mut limit = 20;
-    read_query(query.as_deref(), &[], |name, value| {
-        match name {
-            "limit" => limit = parse_number(&value, 100)?,
-            _ => return Err(UNKNOWN_PARAMETER.into()),
-        }
-        Ok(())
-    })?;
-    let found = api.engine.store.bulk_list(limit).await?;
-    Ok(Json(BulkList { actions: found.into_iter().map(view).collect() }))
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<BulkList> {
+    let paging = parse_paging(query.as_deref(), Paging::new())?;
+    let store = &api.engine.store;
+    let total = store.bulk_total().await?;
+    let read = store.bulk_list(paging.wanted_by_position()?).await?;
+    let (found, page_info) = paging.page_by_position(read, total)?;
+    respond(page_info, |page_info| BulkList::new(found.into_iter().map(view).collect(), page_info))
 }
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {

@@ -5,52 +5,45 @@ use std::collections::BTreeMap;
 use axum::{
     Json,
     extract::{RawQuery, State},
-    http::{HeaderMap, StatusCode},
+    http::StatusCode,
 };
-use faena_domain::{ErrorReason, JobId, JobState, JobView, Timestamp};
+use faena_domain::{JobId, JobState, Timestamp};
 use faena_engine::EngineError;
 use faena_store::{Filter, StoreError, Tally};
-use faena_wire::{Changed, DeadLetterList, DeadLetterStats};
+use faena_wire::{Changed, DeadLetterList, DeadLetterStats, DeadLetterView, QueueCount, ReasonCount, TypeCount};
 
-use super::list::{find_page, page_headers, parse_query, set_filter};
+use super::{
+    list::{find_page, parse_query, set_filter},
+    paging::{ListResponse, respond},
+};
 use crate::{
-    Api, ApiError, ApiResult,
+    Api, ApiError, ApiResult, access,
     context::actor,
     request::{Segment, UNKNOWN_PARAMETER, parse_job_id},
 };
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<DeadLetterList>)> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<DeadLetterList> {
     let mut query = parse_query(query.as_deref(), set_dead_letter_filter)?;
     query.filter.states = vec![JobState::Failed];
     let found = find_page(&api, &query).await?;
-    let headers = page_headers(&query, &found);
-    let list = DeadLetterList {
-        total: found.total,
-        page: query.page_number(),
-        limit: query.limit as u64,
-        total_pages: found.total.div_ceil(query.limit as u64),
-        next_cursor: found.next,
-        data: found.jobs,
-    };
-    Ok((headers, Json(list)))
+    let page_info = query.page_info(&found);
+    let data = found.jobs.into_iter().map(DeadLetterView::new).collect();
+    respond(page_info, |page_info| DeadLetterList::new(data, page_info))
 }
 
-/// Sets one parameter of a filter: those of a list of jobs without the state, and those about errors.
+/// Applies one query parameter to a filter. Accepts the parameters of the job list except `status`; `jobType` is `type`.
 pub fn set_dead_letter_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
     match name {
-        "status" => return Err(UNKNOWN_PARAMETER.into()),
-        "error" if value.trim().is_empty() => return Err("must not be empty".into()),
-        "error" => filter.error = Some(value),
-        "reason" => {
-            let names = ErrorReason::ALL.map(ErrorReason::as_str).join(", ");
-            filter.reason = Some(ErrorReason::parse(&value).ok_or(format!("must be one of {names}"))?);
+        "status" => Err(UNKNOWN_PARAMETER.into()),
+        "type" | "jobType" if filter.kind.as_ref().is_some_and(|known| *known != value) => {
+            Err("type and jobType differ; set only one of them".into())
         }
-        _ => set_filter(filter, name, value)?,
+        "jobType" => set_filter(filter, "type", value),
+        _ => set_filter(filter, name, value),
     }
-    Ok(())
 }
 
-pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<JobView>> {
+pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<DeadLetterView>> {
     let id = parse_job_id(&id)?;
     let store = &api.engine.store;
     let mut job = store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
@@ -58,7 +51,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
         return Err(not_dead_lettered(id, job.status));
     }
     job.attempts = store.job_attempts(id).await?;
-    Ok(Json(api.shown(job)))
+    Ok(Json(DeadLetterView::new(api.with_default_timeout(job))))
 }
 
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<StatusCode> {
@@ -90,9 +83,9 @@ fn not_dead_lettered(id: JobId, state: JobState) -> ApiError {
 pub async fn stats(State(api): State<Api>) -> ApiResult<Json<DeadLetterStats>> {
     let store = &api.engine.store;
     let (lanes, counts, stats) = (store.lanes().await?, store.counts().await?, store.dead_letter_stats().await?);
-    let (mut by_type, mut by_queue) = (BTreeMap::new(), BTreeMap::new());
+    let (mut by_type, mut by_queue): (BTreeMap<String, u64>, BTreeMap<String, u64>) = Default::default();
     let mut total = 0;
-    for lane in lanes {
+    for lane in lanes.into_iter().filter(|lane| access::includes_queue(&lane.queue)) {
         let failed = counts.by_lane.get(&(lane.id, Tally::Failed)).map_or(0, |n| u64::try_from(*n).unwrap_or(0));
         if failed > 0 {
             total += failed;
@@ -102,10 +95,10 @@ pub async fn stats(State(api): State<Api>) -> ApiResult<Json<DeadLetterStats>> {
     }
     Ok(Json(DeadLetterStats {
         total,
-        by_type,
-        by_queue,
-        by_reason: stats.by_reason,
-        reasons_of: stats.looked_at,
+        by_type: by_type.into_iter().map(|(job_type, count)| TypeCount { job_type, count }).collect(),
+        by_queue: by_queue.into_iter().map(|(queue, count)| QueueCount { queue, count }).collect(),
+        by_reason: stats.by_reason.into_iter().map(|(reason, count)| ReasonCount { reason, count }).collect(),
+        reason_sample_size: stats.reason_sample_size,
         oldest: stats.oldest.map(|id| id.created_at()),
         newest: stats.newest.map(|id| id.created_at()),
     }))

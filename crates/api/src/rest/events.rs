@@ -1,100 +1,78 @@
-//! `GET /jobs/:id/events`: the changes of one job as server-sent events.
-//!
-//! Each event carries the whole job. It is sent when this process makes a change; a poll once a second finds the changes of
-//! other nodes. The stream ends when the job finishes.
+//! `GET /events`: the events of all nodes as server-sent events. `Last-Event-ID` resumes an earlier stream.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use axum::{
-    extract::State,
-    response::sse::{Event as SseEvent, KeepAlive, Sse},
+    extract::{RawQuery, State},
+    http::HeaderMap,
+    response::sse::{Event as SseEvent, Sse},
 };
-use faena_domain::{Event, EventKind, JobId, JobState, JobView, Timestamp};
-use faena_store::StoreError;
+use faena_domain::FieldError;
+use faena_engine::event_reader::{Gap, StreamItem};
+use faena_store::{EventPosition, StoredEvent};
 use futures_util::Stream;
-use tokio::sync::{broadcast, mpsc};
+use serde_json::json;
 
 use crate::{
     Api, ApiResult,
-    request::{Segment, parse_job_id},
+    request::{UNKNOWN_PARAMETER, check, query_pairs},
+    watch::{EventStream, Item, WatchRequest},
 };
 
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-pub async fn events(
+pub async fn stream_events(
     State(api): State<Api>,
-    Segment(id): Segment,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
 ) -> ApiResult<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
-    let id = parse_job_id(&id)?;
-    let changes = api.engine.bus.subscribe();
-    let first = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
-    let (sender, receiver) = mpsc::channel(16);
-    tokio::spawn(follow(api, id, first, changes, sender));
-    let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
-        let (kind, job) = receiver.recv().await?;
-        let event = SseEvent::default().event(kind.as_str()).json_data(job).ok()?;
-        Some((Ok(event), receiver))
+    let mut request = parse_query(query.as_deref())?;
+    // A browser that reconnects repeats the URL of its first connection, so the header has the newer position.
+    if let Some(id) = headers.get("last-event-id") {
+        request.after = Some(("Last-Event-ID", id.to_str().unwrap_or("?").to_owned()));
+    }
+    let events = EventStream::open(&api, request).await?;
+    let stream = futures_util::stream::unfold(events, |mut events| async move {
+        let (item, position) = events.next().await?;
+        Some((Ok(sse_event(item, position, events.source())), events))
     });
-    Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
+    Ok(Sse::new(stream))
 }
 
-/// What tells two versions of a job apart.
-#[derive(PartialEq)]
-struct Version {
-    updated_at: Timestamp,
-    log_entries: usize,
-    state: JobState,
+/// Parses the query parameters. `EventStream::open` checks their values and reports all errors together.
+fn parse_query(query: Option<&str>) -> ApiResult<WatchRequest> {
+    let mut request = WatchRequest::default();
+    let mut errors = Vec::new();
+    for (name, value) in query_pairs(query) {
+        match name.as_str() {
+            "types" => request.types.extend(value.split(',').map(|kind| kind.trim().to_owned())),
+            "queue" => request.queue = Some(value),
+            "correlationId" => request.correlation_id = Some(value),
+            "jobId" => request.job_id = Some(value),
+            "lastEventId" => request.after = Some(("lastEventId", value)),
+            _ => errors.push(FieldError::new(name, UNKNOWN_PARAMETER)),
+        }
+    }
+    check(errors)?;
+    Ok(request)
 }
 
-/// Sends the job now and after each change, until it has finished or the receiver is dropped.
-pub async fn follow(
-    api: Api,
-    id: JobId,
-    first: JobView,
-    mut changes: broadcast::Receiver<Event>,
-    sender: mpsc::Sender<(EventKind, JobView)>,
-) {
-    let mut sent: Option<Version> = None;
-    let mut job = Some(first);
-    while let Some(view) = job {
-        let version =
-            Version { updated_at: view.updated_at, log_entries: view.execution_log.len(), state: view.status };
-        if sent.as_ref() != Some(&version) {
-            let is_same_state = sent.as_ref().is_some_and(|sent| sent.state == version.state);
-            let kind = if view.status == JobState::Processing && is_same_state {
-                EventKind::JobProgress
-            } else {
-                EventKind::of_state(view.status)
-            };
-            sent = Some(version);
-            if sender.send((kind, api.shown(view.clone()))).await.is_err() {
-                return;
-            }
+fn sse_event(item: Item, position: EventPosition, source: &str) -> SseEvent {
+    let message = SseEvent::default().id(position.to_string());
+    match item {
+        // A client does not dispatch an event without data, but stores its id as the position from which to resume.
+        Item::Heartbeat => message.comment("heartbeat"),
+        Item::Event(StreamItem::Event(event)) => {
+            message.event(event_name(&event)).data(event.cloud_event(source).to_json())
         }
-        if view.status.is_terminal() {
-            return;
-        }
-        tokio::select! {
-            () = api.closing.cancelled() => return,
-            () = sender.closed() => return,
-            () = changed(&mut changes, id) => {}
-            () = tokio::time::sleep(POLL_INTERVAL) => {}
-        }
-        job = match api.engine.store.job_get(id).await {
-            Ok(found) => found,
-            // The database is not available; the next poll may succeed.
-            Err(_) => Some(view),
-        };
+        Item::Event(StreamItem::Gap(gap)) => message.event("gap").data(gap_json(gap)),
     }
 }
 
-/// Waits until this process changes the job, or has made so many changes that some were missed.
-async fn changed(changes: &mut broadcast::Receiver<Event>, id: JobId) {
-    loop {
-        match changes.recv().await {
-            Ok(event) if event.job_id != id => {}
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
-            _ => return,
-        }
-    }
+/// Returns the type of an event without control characters: a line break would end the field.
+fn event_name(event: &StoredEvent) -> String {
+    event.kind.replace(char::is_control, " ")
+}
+
+fn gap_json(gap: Gap) -> String {
+    let message = "events in this range were deleted or never stored; read the jobs to see their current state";
+    json!({ "after": gap.after, "first": gap.first, "message": message }).to_string()
 }

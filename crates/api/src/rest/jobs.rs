@@ -8,15 +8,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{
-    FieldError, JobId, JobState, JobView, NewJob, Timestamp, Why,
+    Explanation, FieldError, JobId, JobState, JobView, NewJob, Timestamp,
     parse::{batch_fingerprint, fingerprint},
 };
 use faena_engine::CancelResult;
-use faena_store::StoreError;
+use faena_store::{Retried, StoreError};
 use faena_wire::{Changed, Created, CreatedBatch, Success};
 
 use crate::{
-    Api, ApiError, ApiResult,
+    Api, ApiError, ApiResult, access,
     context::{self, Correlation},
     request::{Segment, parse_job_id, read_body, read_bytes},
 };
@@ -44,8 +44,13 @@ pub async fn submit_one(api: &Api, headers: &HeaderMap, body: &Bytes) -> ApiResu
         return Err(ApiError::invalid(errors));
     }
     let mut correlation_id = correlate(&mut job, &correlation);
-    let stored = api.engine.submit(vec![job], Timestamp::now()).await?;
-    let stored = stored.into_iter().next().ok_or(StoreError::Broken("a job was not stored".into()))?;
+    access::require_submittable(api, std::slice::from_ref(&job)).await?;
+    let stored = api.engine.submit(vec![job], &context::actor(), Timestamp::now()).await;
+    let stored = match stored {
+        Ok(stored) => stored,
+        Err(error) => return Err(access::submission_error(api, error).await),
+    };
+    let stored = stored.into_iter().next().ok_or(StoreError::Internal("a job was not stored".into()))?;
     if stored.existed
         && let Some(first) = api.engine.store.job_get(stored.id).await?
     {
@@ -68,15 +73,20 @@ pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body
 /// Submits all jobs in a body, or none.
 pub async fn submit_batch(api: &Api, body: &Bytes) -> ApiResult<Vec<JobId>> {
     let mut jobs = api.parser().parse_batch(body)?;
+    // All jobs of a batch share the id of the request, even a generated one.
     let correlation = Correlation::Given(context::correlation().text());
     for job in &mut jobs {
         if job.options.idempotency_key.is_some() {
             job.fingerprint = Some(batch_fingerprint(job));
         }
         correlate(job, &correlation);
+        job.options.traceparent = context::traceparent_of(job.id);
     }
-    let stored = api.engine.submit(jobs, Timestamp::now()).await?;
-    Ok(stored.into_iter().map(|job| job.id).collect())
+    access::require_submittable(api, &jobs).await?;
+    match api.engine.submit(jobs, &context::actor(), Timestamp::now()).await {
+        Ok(stored) => Ok(stored.into_iter().map(|job| job.id).collect()),
+        Err(error) => Err(access::submission_error(api, error).await),
+    }
 }
 
 /// Applies the idempotency key and the trace context of the request to its job.
@@ -89,18 +99,16 @@ fn apply_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, errors: &m
                     "differs from the header Idempotency-Key; set only one of them",
                 ));
             }
-            Ok(key) if !key.is_empty() && key.len() <= 255 => job.options.idempotency_key = Some(key.to_owned()),
+            Ok(key) if (1..=255).contains(&key.len()) && !key.contains(char::is_control) => {
+                job.options.idempotency_key = Some(key.to_owned());
+            }
             _ => errors.push(FieldError::new("Idempotency-Key", "must have 1 to 255 visible ASCII characters")),
         }
     }
     if job.options.idempotency_key.is_some() {
         job.fingerprint = Some(fingerprint(body));
     }
-    if let Some(trace) =
-        headers.get("traceparent").and_then(|value| value.to_str().ok()).filter(|text| text.len() <= 100)
-    {
-        job.options.traceparent = Some(trace.to_owned());
-    }
+    job.options.traceparent = context::traceparent_of(job.id);
 }
 
 /// Sets the correlation id of the request if the body has none.
@@ -118,11 +126,11 @@ fn correlate(job: &mut NewJob, correlation: &Correlation) -> String {
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<JobView>> {
     let id = parse_job_id(&id)?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
-    Ok(Json(api.shown(job)))
+    Ok(Json(api.with_default_timeout(job)))
 }
 
 /// Explains why a job is in its state.
-pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Why>> {
+pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Explanation>> {
     let id = parse_job_id(&id)?;
     Ok(Json(api.engine.why(id, Timestamp::now()).await?.ok_or(StoreError::NotFound(id))?))
 }
@@ -150,6 +158,6 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<R
 pub async fn retry(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Changed>> {
     let id = parse_job_id(&id)?;
     let now = Timestamp::now();
-    let status = api.engine.retry(id, &context::actor(), now).await?;
-    Ok(Json(Changed { id, status, retry_count: Some(0), cancel_requested: false }))
+    let Retried { state, retry_count } = api.engine.retry(id, &context::actor(), now).await?;
+    Ok(Json(Changed { id, status: state, retry_count: Some(retry_count), cancel_requested: false }))
 }

@@ -1,18 +1,23 @@
 //! `/limits`: shows and changes limits on concurrency and rate.
 
-use axum::{Json, body::Body, extract::State};
+use axum::{
+    body::Body,
+    extract::{RawQuery, State},
+};
 use faena_domain::{FieldError, Limit, Rate, Scope, Timestamp, parse::Fields};
 use faena_store::{Counts, Lane, StoredLimit, Tally};
 use faena_wire::{LimitList, LimitView};
 
-use crate::{Api, ApiError, ApiResult, context::actor, request::read_body};
+use super::paging::{ListResponse, Paging, parse_paging, respond};
+use crate::{Api, ApiError, context::actor, request::read_body};
 
-pub async fn list(State(api): State<Api>) -> ApiResult<Json<LimitList>> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<LimitList> {
+    let paging = parse_paging(query.as_deref(), Paging::of_short_list())?;
     let store = &api.engine.store;
     let (limits, counts, lanes) = (store.limits().await?, store.counts().await?, store.lanes().await?);
     let now = Timestamp::now();
     let limits = limits.into_iter().map(|stored| {
-        // A pattern of keys stands for many limits, each with its own figures.
+        // A pattern of keys is many limits, each with its own numbers.
         let is_key = matches!(stored.scope, Scope::Key(_));
         let in_flight =
             (!is_key && stored.limit.concurrency.is_some()).then(|| in_flight(&stored.scope, &lanes, &counts));
@@ -20,7 +25,8 @@ pub async fn list(State(api): State<Api>) -> ApiResult<Json<LimitList>> {
         let tokens = rate.map(|rate| rate.refilled(stored.bucket, now).available() as u64);
         view(stored, in_flight, tokens)
     });
-    Ok(Json(LimitList { limits: limits.collect() }))
+    let (limits, page_info) = paging.page_of_all(limits.collect());
+    respond(page_info, |page_info| LimitList::new(limits, page_info))
 }
 
 /// Counts the jobs in flight that count towards a limit.
@@ -51,7 +57,7 @@ fn view(stored: StoredLimit, in_flight: Option<u64>, tokens: Option<u64>) -> Lim
     }
 }
 
-pub async fn set(State(api): State<Api>, body: Body) -> ApiResult<Json<LimitList>> {
+pub async fn set(State(api): State<Api>, body: Body) -> ListResponse<LimitList> {
     let body = read_body(&api, body).await?;
     let mut fields = api.parser().fields(&body)?;
     let scope = parse_scope(&mut fields);
@@ -71,19 +77,22 @@ pub async fn set(State(api): State<Api>, body: Body) -> ApiResult<Json<LimitList
     let limit =
         Limit { concurrency: patch.concurrency.unwrap_or(before.concurrency), rate: patch.rate.unwrap_or(before.rate) };
     store.limit_set(scope, limit, &actor(), Timestamp::now()).await?;
-    list(State(api)).await
+    list(State(api), RawQuery(None)).await
 }
 
 /// Removes what was set at run time; the server's configuration applies again.
-pub async fn reset(State(api): State<Api>, body: Body) -> ApiResult<Json<LimitList>> {
+pub async fn reset(State(api): State<Api>, body: Body) -> ListResponse<LimitList> {
     let body = read_body(&api, body).await?;
     let mut fields = api.parser().fields(&body)?;
     let scope = parse_scope(&mut fields);
     let errors = fields.finish();
     let Some(scope) = scope.filter(|_| errors.is_empty()) else { return Err(ApiError::invalid(errors)) };
+    if !api.engine.store.limits().await?.iter().any(|stored| stored.scope == scope) {
+        return Err(ApiError::not_found(format!("there is no limit for {scope}; list them with GET /api/v1/limits")));
+    }
     let configured = api.engine.config.rules.limits.iter().find(|(known, _)| *known == scope).map(|(_, limit)| *limit);
     api.engine.store.limit_reset(scope, configured, &actor(), Timestamp::now()).await?;
-    list(State(api)).await
+    list(State(api), RawQuery(None)).await
 }
 
 /// Changes to a limit: an absent field stays, `null` removes it.

@@ -1,41 +1,21 @@
 //! `GET /jobs`: filters, pages and cursors.
 
-use axum::{
-    Json,
-    extract::{RawQuery, State},
-    http::{HeaderMap, HeaderValue},
-};
-use faena_domain::{FieldError, JobId, JobState, Priority, Timestamp};
-use faena_store::{Filter, JobPage, Page};
-use faena_wire::JobList;
+use axum::extract::{RawQuery, State};
+use faena_domain::{ErrorReason, FieldError, JobState, Priority, Timestamp};
+use faena_store::{Cursor, Filter, JobPage, Order, Page, Sort, SortBy, Start};
+use faena_wire::{JobList, PageInfo};
+use serde_json::{Map, Value};
 
+use super::paging::{ListResponse, Paging, respond};
 use crate::{
-    Api, ApiResult,
-    request::{CONTROL_CHARACTERS, UNKNOWN_PARAMETER, parse_number, read_query},
+    Api, ApiResult, access,
+    request::{CONTROL_CHARACTERS, UNKNOWN_PARAMETER, read_query},
 };
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<JobList>)> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<JobList> {
     let (query, found) = find(&api, query.as_deref()).await?;
-    let headers = page_headers(&query, &found);
-    let (page, limit) = (query.page_number(), query.limit as u64);
-    Ok((headers, Json(JobList { jobs: found.jobs, total: found.total, page, limit, next_cursor: found.next })))
-}
-
-/// Returns the headers that describe a page of a list.
-pub fn page_headers(query: &Query, found: &JobPage) -> HeaderMap {
-    let limit = query.limit as u64;
-    let mut headers = HeaderMap::new();
-    let mut insert = |name: &'static str, number: u64| headers.insert(name, HeaderValue::from(number));
-    insert("x-total-count", found.total);
-    insert("x-limit", limit);
-    insert("x-total-pages", found.total.div_ceil(limit));
-    if let Some(page) = query.page_number() {
-        insert("x-page", page);
-    }
-    if !found.total_is_exact {
-        headers.insert("x-total-is-exact", HeaderValue::from_static("false"));
-    }
-    headers
+    let page_info = query.page_info(&found);
+    respond(page_info, |page_info| JobList::new(found.jobs, page_info))
 }
 
 /// Finds the jobs that match a query string.
@@ -46,66 +26,79 @@ pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<(Query, JobPage)>
 }
 
 pub async fn find_page(api: &Api, query: &Query) -> ApiResult<JobPage> {
-    let limit = query.limit;
-    let page = match (query.cursor, query.page) {
-        (Some(id), _) => Page::After { id, limit },
-        (None, page) => Page::Offset { offset: (page.unwrap_or(1) - 1).saturating_mul(limit), limit },
+    let start = match query.paging.cursor() {
+        Some(cursor) => Start::After(cursor),
+        None => Start::Offset(query.paging.offset()?),
     };
-    let mut found = api.engine.store.job_list(&query.filter, page).await?;
-    found.jobs = found.jobs.into_iter().map(|job| api.shown(job)).collect();
+    let page = Page { start, limit: query.paging.limit, sort: query.sort };
+    let mut filter = query.filter.clone();
+    access::restrict(&mut filter)?;
+    let mut found = api.engine.store.job_list(&filter, page).await?;
+    found.jobs = found.jobs.into_iter().map(|job| api.with_default_timeout(job)).collect();
     Ok(found)
 }
 
-/// Filter and page of a list of jobs.
+/// Filter, order and page of a list of jobs.
 pub struct Query {
     pub filter: Filter,
-    page: Option<usize>,
-    pub limit: usize,
-    /// `Some(None)`: from the newest job on.
-    cursor: Option<Option<JobId>>,
+    paging: Paging<Cursor>,
+    sort: Sort,
 }
 
 /// Sets one parameter of a filter, or returns why it is rejected.
 pub type SetFilter = fn(&mut Filter, &str, String) -> Result<(), String>;
 
+/// Parameters of a filter that may have several values.
+pub const REPEATABLE: [&str; 2] = ["status", "priority"];
+
 pub fn parse_query(query: Option<&str>, set_filter: SetFilter) -> ApiResult<Query> {
-    let mut parsed = Query { filter: Filter::default(), page: None, limit: 20, cursor: None };
-    read_query(query, &["status"], |name, value| parsed.set(name, value, set_filter))?;
+    let mut parsed = Query { filter: Filter::default(), paging: Paging::new(), sort: Sort::default() };
+    read_query(query, &REPEATABLE, |name, value| parsed.set(name, value, set_filter))?;
     Ok(parsed)
 }
 
 impl Query {
-    /// Returns the number of the page; `None` if the list continues from a cursor.
-    pub fn page_number(&self) -> Option<u64> {
-        if self.cursor.is_some() { None } else { Some(self.page.unwrap_or(1) as u64) }
+    pub fn page_info(&self, found: &JobPage) -> PageInfo {
+        PageInfo {
+            is_partial: found.is_partial,
+            sort_is_exact: found.sort_is_exact,
+            ..self.paging.page_info(found.total, found.total_is_exact, found.next)
+        }
     }
 
     fn set(&mut self, name: &str, value: String, set_filter: SetFilter) -> Result<(), String> {
+        if self.paging.set(name, &value)? {
+            return Ok(());
+        }
         match name {
-            "page" if self.cursor.is_some() => return Err("cannot be combined with cursor".into()),
-            "cursor" if self.page.is_some() => return Err("cannot be combined with page".into()),
-            "page" => self.page = Some(parse_number(&value, 1_000_000)?),
-            "limit" => self.limit = parse_number(&value, 100)?,
-            "cursor" => self.cursor = Some(parse_cursor(&value)?),
+            "sort" => self.sort.by = parse_sort(&value)?,
+            "order" => self.sort.order = parse_order(&value)?,
             _ => set_filter(&mut self.filter, name, value)?,
         }
         Ok(())
     }
 }
 
-/// Parses a cursor; an empty one starts at the first entry.
-pub fn parse_cursor<T: std::str::FromStr>(value: &str) -> Result<Option<T>, String> {
-    if value.is_empty() {
-        return Ok(None);
+fn parse_sort(value: &str) -> Result<SortBy, String> {
+    Ok(match value {
+        "created" | "createdAt" => SortBy::Created,
+        "updated" | "updatedAt" => SortBy::Updated,
+        "scheduled" | "scheduledAt" => SortBy::Scheduled,
+        "priority" => SortBy::Priority,
+        _ => return Err("must be created, updated, scheduled or priority".into()),
+    })
+}
+
+fn parse_order(value: &str) -> Result<Order, String> {
+    match value.to_ascii_lowercase().as_str() {
+        "asc" => Ok(Order::Asc),
+        "desc" => Ok(Order::Desc),
+        _ => Err("must be asc or desc".into()),
     }
-    value
-        .parse()
-        .map(Some)
-        .map_err(|_| "must be the nextCursor of the previous page, or empty for the first page".into())
 }
 
 pub fn parse_time(value: &str) -> Result<Timestamp, String> {
-    Timestamp::parse(value).ok_or_else(|| "must be a time like 2026-11-15T20:00:00Z".into())
+    Timestamp::parse(value).ok_or_else(|| format!("must be {}", Timestamp::EXPECTED))
 }
 
 /// Sets one parameter of a job filter, for lists and bulk actions.
@@ -120,10 +113,14 @@ pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), 
             }
         }
         "priority" => {
-            let priority: Priority = value.parse().map_err(|()| "must be LOW, NORMAL, HIGH or CRITICAL")?;
-            filter.priority = Some(priority);
+            for part in value.split(',') {
+                let priority: Priority = part.parse().map_err(|()| "must be LOW, NORMAL, HIGH or CRITICAL")?;
+                filter.priorities.push(priority);
+            }
         }
         "type" => filter.kind = Some(value),
+        "name" => filter.name = Some(value),
+        "workerId" => filter.worker_id = Some(value),
         "queue" => filter.queue = Some(value),
         "tag" => filter.tag = Some(value),
         "correlationId" => filter.correlation_id = Some(value),
@@ -132,25 +129,41 @@ pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), 
         "createdBefore" => filter.created_before = Some(parse_time(&value)?),
         "q" if value.trim().is_empty() => return Err("must not be empty".into()),
         "q" => filter.q = Some(value.trim().to_owned()),
+        "error" if value.trim().is_empty() => return Err("must not be empty".into()),
+        "error" => filter.error = Some(value),
+        "reason" => {
+            let names = ErrorReason::ALL.map(ErrorReason::as_str).join(", ");
+            filter.reason = Some(ErrorReason::parse(&value).ok_or(format!("must be one of {names}"))?);
+        }
         _ => return Err(UNKNOWN_PARAMETER.into()),
     }
     Ok(())
 }
 
-/// Sets the parameters of a filter from a body, in which each value must be a string.
+/// Sets the parameters of a filter from a body. A value is a string, a time in milliseconds, or a list of strings if it can be repeated.
 pub fn set_from_body(
-    fields: serde_json::Map<String, serde_json::Value>,
+    fields: Map<String, Value>,
     errors: &mut Vec<FieldError>,
     mut set: impl FnMut(&str, String) -> Result<(), String>,
 ) {
     for (name, value) in fields {
         let result = match value {
-            serde_json::Value::String(text) if text.contains(char::is_control) => Err(CONTROL_CHARACTERS.into()),
-            serde_json::Value::String(text) => set(&name, text),
-            _ => Err("must be a string".into()),
+            Value::Array(values) if REPEATABLE.contains(&name.as_str()) => {
+                values.into_iter().try_for_each(|value| set_value(&name, value, &mut set))
+            }
+            value => set_value(&name, value, &mut set),
         };
         if let Err(message) = result {
             errors.push(FieldError::new(format!("filter.{name}"), message));
         }
+    }
+}
+
+fn set_value(name: &str, value: Value, set: &mut impl FnMut(&str, String) -> Result<(), String>) -> Result<(), String> {
+    match value {
+        Value::String(text) if text.contains(char::is_control) => Err(CONTROL_CHARACTERS.into()),
+        Value::String(text) => set(name, text),
+        Value::Number(ms) if name.starts_with("created") || name.starts_with("moved") => set(name, ms.to_string()),
+        _ => Err("must be a string".into()),
     }
 }

@@ -1,50 +1,115 @@
-//! `/outbox`: shows sinks; shows, replays and resolves dead letters (events that a sink rejected); republishes events.
+//! `/outbox`: shows sinks, sources and inboxes; shows, replays and resolves dead letters (events that a sink rejected); republishes events.
 
 use axum::{
     Json,
     body::Body,
     extract::{RawQuery, State},
 };
-use faena_domain::{ErrorCode, FieldError, Timestamp, parse::Fields};
-use faena_store::{DeadEvent, DeadFilter, Republish};
-use serde_json::{Map, Value, json};
+use faena_domain::{ErrorCode, FieldError, NodeId, Timestamp, parse::Fields};
+use faena_store::{DeadEvent, DeadFilter, InputKind, InputView, NodeReport, Republish, SinkView};
+use faena_wire::PageInfo;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::{
     bulk::parse_per_second,
-    list::{parse_cursor, parse_time, set_from_body},
+    list::{parse_time, set_from_body},
+    paging::{ListResponse, Paging, parse_paging, respond},
 };
 use crate::{
     Api, ApiError, ApiResult,
     context::actor,
-    request::{Segment, UNKNOWN_PARAMETER, check, finish, optional_fields, parse_number, read_body, read_query},
+    request::{Segment, UNKNOWN_PARAMETER, check, finish, optional_fields, read_body, read_query},
 };
 
 const MAX_PER_SECOND: u64 = 100_000;
 const MAX_NOTES_LENGTH: usize = 2_000;
 
-pub async fn sinks(State(api): State<Api>) -> ApiResult<Json<Value>> {
-    Ok(Json(json!({ "sinks": api.engine.store.outbox_sinks(Timestamp::now()).await? })))
+/// Response of `GET /outbox`.
+#[derive(Serialize, JsonSchema)]
+pub struct OutboxOverview {
+    sinks: Vec<SinkView>,
+    sources: Vec<InputOfNode>,
+    inboxes: Vec<InputOfNode>,
+    #[serde(flatten)]
+    page_info: PageInfo,
 }
 
-pub async fn dead(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<Value>> {
-    let (mut filter, mut after, mut limit) = (DeadFilter::default(), None, 20);
+/// A source or inbox, with the node that it belongs to.
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InputOfNode {
+    #[serde(flatten)]
+    input: InputView,
+    node_id: NodeId,
+    node_name: String,
+}
+
+/// Response to replaying rejected events.
+#[derive(Serialize, JsonSchema)]
+pub struct Replayed {
+    replayed: usize,
+}
+
+/// Response to resolving rejected events.
+#[derive(Serialize, JsonSchema)]
+pub struct Resolved {
+    resolved: usize,
+}
+
+/// Response to republishing events.
+#[derive(Serialize, JsonSchema)]
+pub struct Republished {
+    republished: usize,
+}
+
+/// Response of `GET /outbox/dead-letter`.
+#[derive(Serialize, JsonSchema)]
+pub struct DeadList {
+    data: Vec<DeadEvent>,
+    #[serde(flatten)]
+    page_info: PageInfo,
+}
+
+/// Lists the sinks, and the sources and inboxes of every node.
+pub async fn overview(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<OutboxOverview> {
+    let paging = parse_paging(query.as_deref(), Paging::of_short_list())?;
+    let now = Timestamp::now();
+    let (sinks, page_info) = paging.page_of_all(api.engine.store.outbox_sinks(now).await?);
+    let reports = api.engine.input_reports(now).await?;
+    let of = |kind: InputKind| -> Vec<InputOfNode> { reports.iter().flat_map(|report| inputs(report, kind)).collect() };
+    let (sources, inboxes) = (of(InputKind::Source), of(InputKind::Inbox));
+    respond(page_info, |page_info| OutboxOverview { sinks, sources, inboxes, page_info })
+}
+
+/// Returns the sources or inboxes of one node.
+fn inputs(report: &NodeReport, kind: InputKind) -> impl Iterator<Item = InputOfNode> {
+    report.inputs.iter().filter(move |input| input.kind == kind).map(|input| InputOfNode {
+        input: input.clone(),
+        node_id: report.node,
+        node_name: report.name.clone(),
+    })
+}
+
+pub async fn dead(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<DeadList> {
+    let (mut filter, mut paging) = (DeadFilter::default(), Paging::<Uuid>::new());
     read_query(query.as_deref(), &[], |name, value| {
+        if paging.set(name, &value)? {
+            return Ok(());
+        }
         match name {
-            "limit" => limit = parse_number(&value, 100)?,
-            "cursor" => after = parse_cursor(&value)?,
             "resolved" => filter.is_resolved = Some(value.parse().map_err(|_| "must be true or false")?),
             _ => set_filter(&mut filter, name, value)?,
         }
         Ok(())
     })?;
-    let found = api.engine.store.outbox_dead(filter, after, limit).await?;
-    let mut list = json!({ "limit": limit });
-    if let Some(last) = found.last().filter(|_| found.len() == limit) {
-        list["nextCursor"] = json!(last.id);
-    }
-    list["data"] = json!(found);
-    Ok(Json(list))
+    let store = &api.engine.store;
+    let total = store.outbox_dead_total(filter.clone()).await?;
+    let read = store.outbox_dead(filter, paging.after(), paging.wanted()?).await?;
+    let (data, page_info) = paging.page_of_read(read, total, |dead| dead.id)?;
+    respond(page_info, |page_info| DeadList { data, page_info })
 }
 
 fn set_filter(filter: &mut DeadFilter, name: &str, value: String) -> Result<(), String> {
@@ -105,22 +170,22 @@ pub async fn resolve(State(api): State<Api>, Segment(id): Segment, body: Body) -
     Ok(Json(find(&api, id).await?))
 }
 
-pub async fn replay_many(State(api): State<Api>, body: Body) -> ApiResult<Json<Value>> {
+pub async fn replay_many(State(api): State<Api>, body: Body) -> ApiResult<Json<Replayed>> {
     let body = read_body(&api, body).await?;
     let mut fields = api.parser().fields(&body)?;
     let per_second = parse_per_second(&mut fields, MAX_PER_SECOND);
     let filter = parse_filter(fields)?;
     let count = api.engine.store.outbox_replay(filter, per_second, &actor(), Timestamp::now()).await?;
-    Ok(Json(json!({ "replayed": count })))
+    Ok(Json(Replayed { replayed: count }))
 }
 
-pub async fn resolve_many(State(api): State<Api>, body: Body) -> ApiResult<Json<Value>> {
+pub async fn resolve_many(State(api): State<Api>, body: Body) -> ApiResult<Json<Resolved>> {
     let body = read_body(&api, body).await?;
     let mut fields = api.parser().fields(&body)?;
     let notes = parse_notes(&mut fields);
     let filter = parse_filter(fields)?;
     let count = api.engine.store.outbox_resolve(filter, &notes, &actor(), Timestamp::now()).await?;
-    Ok(Json(json!({ "resolved": count })))
+    Ok(Json(Resolved { resolved: count }))
 }
 
 fn parse_notes(fields: &mut Fields) -> String {
@@ -145,7 +210,7 @@ fn parse_filter(mut fields: Fields) -> ApiResult<DeadFilter> {
     Ok(filter)
 }
 
-pub async fn republish(State(api): State<Api>, body: Body) -> ApiResult<Json<Value>> {
+pub async fn republish(State(api): State<Api>, body: Body) -> ApiResult<Json<Republished>> {
     let body = read_body(&api, body).await?;
     let mut fields = api.parser().fields(&body)?;
     let per_second = parse_per_second(&mut fields, MAX_PER_SECOND);
@@ -165,7 +230,7 @@ pub async fn republish(State(api): State<Api>, body: Body) -> ApiResult<Json<Val
     let range = Republish { sink: sink.clone(), from, to, event_type };
     let count = api.engine.store.outbox_republish(range, per_second, &actor(), Timestamp::now()).await?;
     let count = count.ok_or_else(|| ApiError::not_found(format!("no sink \"{sink}\"")))?;
-    Ok(Json(json!({ "republished": count })))
+    Ok(Json(Republished { republished: count }))
 }
 
 fn required_time(fields: &mut Fields, name: &str) -> Option<Timestamp> {

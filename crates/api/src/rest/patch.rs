@@ -17,7 +17,7 @@ pub async fn patch(State(api): State<Api>, Segment(id): Segment, body: Body) -> 
     check_times(&api, id, &patch).await?;
     api.engine.store.job_patch(id, patch, Some(&actor()), Timestamp::now()).await?;
     let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
-    Ok(Json(api.shown(job)))
+    Ok(Json(api.with_default_timeout(job)))
 }
 
 /// Fails if the job would expire before its scheduled time, whichever of the two changes.
@@ -38,9 +38,13 @@ async fn check_times(api: &Api, id: JobId, patch: &JobPatch) -> ApiResult<()> {
 
 fn parse_patch(api: &Api, body: &[u8]) -> ApiResult<JobPatch> {
     let mut fields = api.parser().fields(body)?;
-    // `null` removes a time; an absent field keeps it.
+    // `null` removes a value; an absent field keeps it.
     let (has_start, has_expiry) = (fields.is_present("scheduledAt"), fields.is_present("expiresAt"));
     let (scheduled_at, expires_at) = (fields.time("scheduledAt"), fields.time("expiresAt"));
+    let (has_name, has_webhook, has_tags) =
+        (fields.is_present("name"), fields.is_present("webhookUrl"), fields.is_present("tags"));
+    let webhook_url = fields.text("webhookUrl");
+    api.parser().check_webhook_url(&mut fields, webhook_url.as_deref());
     let patch = JobPatch {
         priority: fields.take::<Priority>("priority", "LOW, NORMAL, HIGH or CRITICAL"),
         payload: fields.object("payload"),
@@ -49,19 +53,22 @@ fn parse_patch(api: &Api, body: &[u8]) -> ApiResult<JobPatch> {
         max_retries: fields.number("maxRetries").map(|number| u32::try_from(number).unwrap_or(u32::MAX)),
         retry_delay_ms: fields.number("retryDelay"),
         timeout_ms: fields.number("timeoutMs"),
+        name: Some(fields.text("name")).filter(|_| has_name),
+        webhook_url: Some(webhook_url).filter(|_| has_webhook),
+        tags: Some(fields.list("tags", "a list of strings")).filter(|_| has_tags),
     };
     let mut errors = fields.finish();
-    // The rules of a new job apply, with the same messages.
-    let mut changed = NewJob::new("patched");
-    patch.apply_to(&mut changed.options);
-    let checked = changed.check(&api.parser().limits).into_iter();
-    let checked: Vec<FieldError> =
-        checked.filter(|error| !errors.iter().any(|known| known.path == error.path)).collect();
-    errors.extend(checked);
+    // Checks the patched fields with the rules, and the messages, for a new job.
+    let mut patched = NewJob::new("patched");
+    patch.apply_to(&mut patched.options);
+    let rule_errors = patched.check(&api.parser().limits).into_iter();
+    let rule_errors: Vec<FieldError> =
+        rule_errors.filter(|error| !errors.iter().any(|known| known.path == error.path)).collect();
+    errors.extend(rule_errors);
     if patch.describe().is_empty() && errors.is_empty() {
         errors.push(FieldError::new(
             "body",
-            "nothing to change; set priority, payload, scheduledAt, expiresAt, maxRetries, retryDelay or timeoutMs",
+            "nothing to change; set name, priority, payload, tags, scheduledAt, expiresAt, maxRetries, retryDelay, timeoutMs or webhookUrl",
         ));
     }
     check(errors)?;

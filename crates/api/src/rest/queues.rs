@@ -5,14 +5,21 @@ use std::{
     sync::Arc,
 };
 
-use axum::{Json, body::Body, extract::State};
+use axum::{
+    Json,
+    body::Body,
+    extract::{RawQuery, State},
+};
 use faena_domain::{Fairness, FieldError, NewJob, Pause, Priority, Rules, Scope, Timestamp};
 use faena_store::{Counts, Lane, LaneId, QueuePatch, Tally};
 use faena_wire::{Depth, QueueList, QueueView};
 
-use super::limits::{LimitPatch, check_text};
+use super::{
+    limits::{LimitPatch, check_text},
+    paging::{ListResponse, Paging, parse_paging, respond},
+};
 use crate::{
-    Api, ApiError, ApiResult,
+    Api, ApiError, ApiResult, access,
     context::actor,
     request::{Segment, check, read_body},
 };
@@ -95,23 +102,29 @@ impl Snapshot {
     }
 }
 
-pub async fn list(State(api): State<Api>) -> ApiResult<Json<QueueList>> {
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<QueueList> {
+    let paging = parse_paging(query.as_deref(), Paging::of_short_list())?;
     let snapshot = Snapshot::read(&api).await?;
-    Ok(Json(QueueList { queues: snapshot.names().iter().map(|name| snapshot.show(&api, name)).collect() }))
+    let (names, page_info) =
+        paging.page_of_all(snapshot.names().into_iter().filter(|name| access::includes_queue(name)).collect());
+    let queues = names.iter().map(|name| snapshot.show(&api, name)).collect();
+    respond(page_info, |page_info| QueueList::new(queues, page_info))
 }
 
 pub async fn show(State(api): State<Api>, Segment(name): Segment) -> ApiResult<Json<QueueView>> {
     let snapshot = Snapshot::read(&api).await?;
     if !snapshot.names().contains(&name) {
-        return Err(ApiError::not_found(format!(
-            "no queue \"{name}\"; a queue exists as soon as a job or a setting names it"
-        )));
+        return Err(no_queue(&name));
     }
     Ok(Json(snapshot.show(&api, &name)))
 }
 
-/// Returns the view of a queue after a change.
-async fn shown(api: &Api, name: &str) -> ApiResult<Json<QueueView>> {
+fn no_queue(name: &str) -> ApiError {
+    ApiError::not_found(format!("no queue \"{name}\"; a queue exists as soon as a job or a setting names it"))
+}
+
+/// Returns the view of a queue that was just changed.
+async fn view_after_change(api: &Api, name: &str) -> ApiResult<Json<QueueView>> {
     Ok(Json(Snapshot::read(api).await?.show(api, name)))
 }
 
@@ -134,7 +147,7 @@ pub async fn patch(State(api): State<Api>, Segment(name): Segment, body: Body) -
     }
     check(errors)?;
     api.engine.store.queue_set(&name, patch, &actor(), Timestamp::now()).await?;
-    shown(&api, &name).await
+    view_after_change(&api, &name).await
 }
 
 pub async fn pause(State(api): State<Api>, Segment(name): Segment, body: Body) -> ApiResult<Json<QueueView>> {
@@ -144,20 +157,26 @@ pub async fn pause(State(api): State<Api>, Segment(name): Segment, body: Body) -
     // Pausing a paused queue again keeps the actor, time and reason of the first pause.
     if api.engine.store.rules_load().await?.pause(&name).is_none() {
         let (by, at) = (actor(), Timestamp::now());
-        let pause = Pause { at, by: by.clone(), reason };
+        let pause = Pause { at, by: by.clone(), reason: reason.clone() };
         let patch = QueuePatch { paused: Some(Some(pause)), ..QueuePatch::default() };
         api.engine.store.queue_set(&name, patch, &by, at).await?;
+        tracing::info!(queue = name, by, reason, "queue paused");
     }
-    shown(&api, &name).await
+    view_after_change(&api, &name).await
 }
 
 pub async fn resume(State(api): State<Api>, Segment(name): Segment) -> ApiResult<Json<QueueView>> {
     check_name(&api, &name)?;
-    if api.engine.store.rules_load().await?.pause(&name).is_some() {
-        let patch = QueuePatch { paused: Some(None), ..QueuePatch::default() };
-        api.engine.store.queue_set(&name, patch, &actor(), Timestamp::now()).await?;
+    let snapshot = Snapshot::read(&api).await?;
+    if !snapshot.names().contains(&name) {
+        return Err(no_queue(&name));
     }
-    shown(&api, &name).await
+    if snapshot.rules.pause(&name).is_some() {
+        let (by, patch) = (actor(), QueuePatch { paused: Some(None), ..QueuePatch::default() });
+        api.engine.store.queue_set(&name, patch, &by, Timestamp::now()).await?;
+        tracing::info!(queue = name, by, "queue resumed");
+    }
+    view_after_change(&api, &name).await
 }
 
 fn parse_reason(api: &Api, body: &[u8]) -> ApiResult<Option<String>> {

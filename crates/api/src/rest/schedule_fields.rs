@@ -1,7 +1,7 @@
 //! Parses the fields of a schedule. The same rules apply to creating and to changing a schedule.
 
 use faena_domain::{
-    FieldError, Priority,
+    FieldError, Priority, Timestamp,
     parse::{Fields, JobParser, parse_retry_policy},
     schedule::{JobTemplate, Misfire, Overlap, ScheduleSpec, Timing},
 };
@@ -16,15 +16,15 @@ pub struct ParsedSchedule {
 
 impl ParsedSchedule {
     /// Returns all errors, including those of the domain. A field that could not be read is reported once.
-    pub fn errors_with(&self, checked: Vec<FieldError>) -> Vec<FieldError> {
+    pub fn merge_errors(&self, domain_errors: Vec<FieldError>) -> Vec<FieldError> {
         let is_known = |path: &str| self.errors.iter().any(|error| error.path == path);
-        let others = checked.into_iter().filter(|error| !is_known(&error.path));
+        let others = domain_errors.into_iter().filter(|error| !is_known(&error.path));
         self.errors.iter().cloned().chain(others).collect()
     }
 }
 
-const NUMBER: &str = "a whole number, not negative";
-const TIME: &str = "a time like 2026-11-15T20:00:00Z";
+const NUMBER: &str = "a non-negative integer";
+const TIME: &str = Timestamp::EXPECTED;
 
 /// Applies the fields to `spec`. `null` removes a value or restores its default; an absent field changes nothing.
 pub fn parse_schedule(mut fields: Fields<'_>, mut spec: ScheduleSpec, parser: &JobParser) -> ParsedSchedule {
@@ -99,8 +99,9 @@ fn parse_names(fields: &mut Fields<'_>, job: &mut JobTemplate) {
     job.options.name = name.filter(|name| *name != job.kind);
     if job.kind.is_empty() {
         if fields.errors.len() == errors_before {
-            fields.reject("jobName", "is required (or jobType)");
+            fields.reject("jobName", "is required unless jobType is set");
         }
+        // A placeholder, so that the domain does not report the type a second time.
         job.kind = "?".into();
     }
 }

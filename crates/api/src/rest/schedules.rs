@@ -4,7 +4,7 @@ use axum::{
     Json,
     body::Body,
     extract::{RawQuery, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{StatusCode, header},
 };
 use bytes::Bytes;
 use faena_domain::{
@@ -14,12 +14,16 @@ use faena_domain::{
         invalid_timing_reason,
     },
 };
-use faena_store::{Filter, Page, ScheduleChange, ScheduleFilter, SchedulePage};
-use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
+use faena_store::{COUNT_LIMIT, Filter, Page, ScheduleChange, ScheduleFilter, SchedulePage};
+use faena_wire::{CreatedSchedule, PageInfo, RunList, ScheduleList, Success, TickList, Triggered, ValidSchedule};
 
-use super::{list::parse_time, schedule_fields::parse_schedule};
+use super::{
+    list::parse_time,
+    paging::{ListResponse, Paging, respond},
+    schedule_fields::parse_schedule,
+};
 use crate::{
-    Api, ApiError, ApiResult,
+    Api, ApiError, ApiResult, access,
     context::actor,
     request::{Segment, UNKNOWN_PARAMETER, parse_number, read_body, read_query},
 };
@@ -38,6 +42,7 @@ pub async fn create(
 pub async fn create_from(api: &Api, body: &Bytes) -> ApiResult<Schedule> {
     let now = Timestamp::now();
     let CompiledSchedule { schedule, .. } = parse_new(api, body, now)?;
+    access::require_queue(&schedule.spec.job.queue)?;
     api.engine.store.schedule_create(schedule.clone(), &actor(), now).await?;
     Ok(schedule)
 }
@@ -54,7 +59,7 @@ fn parse_new(api: &Api, body: &Bytes, now: Timestamp) -> ApiResult<CompiledSched
             Ok(compiled)
         }
         Ok(_) => Err(ApiError::invalid(parsed.errors)),
-        Err(checked) => Err(ApiError::invalid(parsed.errors_with(checked))),
+        Err(checked) => Err(ApiError::invalid(parsed.merge_errors(checked))),
     }
 }
 
@@ -74,28 +79,19 @@ pub fn validate_from(api: &Api, body: &Bytes) -> ApiResult<ValidSchedule> {
     })
 }
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<(HeaderMap, Json<ScheduleList>)> {
-    let found = find(&api, query.as_deref()).await?;
-    let mut headers = HeaderMap::new();
-    for (name, number) in [
-        ("x-total-count", found.total),
-        ("x-page", found.page),
-        ("x-limit", found.limit),
-        ("x-total-pages", found.total.div_ceil(found.limit)),
-    ] {
-        headers.insert(name, HeaderValue::from(number));
-    }
-    Ok((headers, Json(found)))
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<ScheduleList> {
+    let (schedules, page_info) = find(&api, query.as_deref()).await?;
+    respond(page_info, |page_info| ScheduleList::new(schedules, page_info))
 }
 
 /// Finds the schedules that match a query string, ordered by name.
-pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<ScheduleList> {
-    let mut filter = ScheduleFilter::default();
-    let (mut page, mut limit) = (1, 20);
+pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<(Vec<ScheduleView>, PageInfo)> {
+    let (mut filter, mut paging) = (ScheduleFilter::default(), Paging::<usize>::new());
     read_query(query, &[], |name, value| {
+        if paging.set(name, &value)? {
+            return Ok(());
+        }
         match name {
-            "page" => page = parse_number(&value, 1_000_000)?,
-            "limit" => limit = parse_number(&value, 100)?,
             "isActive" | "enabled" => {
                 let is_active = value.parse().map_err(|_| "must be true or false")?;
                 if filter.is_active.is_some_and(|known| known != is_active) {
@@ -110,10 +106,19 @@ pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<ScheduleList> {
         }
         Ok(())
     })?;
-    let offset = (page - 1).saturating_mul(limit);
+    if access::queues()?.is_some() {
+        let page = SchedulePage { offset: 0, limit: COUNT_LIMIT };
+        let (all, _) = api.engine.store.schedule_list(filter, page).await?;
+        let visible =
+            all.iter().filter(|schedule| access::includes_queue(&schedule.spec.job.queue)).map(Schedule::view);
+        return Ok(paging.page_of_all(visible.collect()));
+    }
+    let limit = paging.limit;
+    let offset = paging.after().map_or_else(|| paging.offset(), Ok)?;
     let (found, total) = api.engine.store.schedule_list(filter, SchedulePage { offset, limit }).await?;
-    let schedules = found.iter().map(Schedule::view).collect();
-    Ok(ScheduleList { schedules, total, page: page as u64, limit: limit as u64 })
+    let end = offset.saturating_add(limit);
+    let page_info = paging.page_info(total, true, ((end as u64) < total).then_some(end));
+    Ok((found.iter().map(Schedule::view).collect(), page_info))
 }
 
 /// Number of latest jobs in the view of a schedule.
@@ -126,13 +131,13 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
 /// Returns a schedule with its latest jobs.
 pub async fn shown(api: &Api, id: &str) -> ApiResult<ScheduleView> {
     let schedule = stored(api, id).await?;
-    Ok(ScheduleView { jobs: latest_jobs(api, schedule.id).await?, ..schedule.view() })
+    Ok(ScheduleView { jobs: Some(latest_jobs(api, schedule.id).await?), ..schedule.view() })
 }
 
 async fn latest_jobs(api: &Api, id: ScheduleId) -> ApiResult<Vec<JobView>> {
     let filter = Filter { schedule_id: Some(id.to_string()), ..Filter::default() };
-    let found = api.engine.store.job_list(&filter, Page::After { id: None, limit: LATEST_JOBS }).await?;
-    Ok(found.jobs.into_iter().map(|job| api.shown(job)).collect())
+    let found = api.engine.store.job_list(&filter, Page::after(None, LATEST_JOBS)).await?;
+    Ok(found.jobs.into_iter().map(|job| api.with_default_timeout(job)).collect())
 }
 
 async fn stored(api: &Api, text: &str) -> ApiResult<Schedule> {
@@ -164,7 +169,7 @@ pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> ApiResult<ScheduleV
         let parsed = parse_schedule(fields, schedule.spec.clone(), &parser);
         if !parsed.errors.is_empty() {
             let checked = parsed.spec.check(&parser.limits, schedule.anchor_at).err().unwrap_or_default();
-            return Err(parsed.errors_with(checked));
+            return Err(parsed.merge_errors(checked));
         }
         Ok(SchedulePatch { spec: Some(parsed.spec), is_active: parsed.is_active })
     };
@@ -195,6 +200,17 @@ async fn change(
     action: &'static str,
     edit: impl Fn(&Schedule) -> Result<SchedulePatch, Vec<FieldError>> + Send + Sync + 'static,
 ) -> ApiResult<ScheduleView> {
+    let queues = access::queues()?;
+    let edit = move |schedule: &Schedule| {
+        let patch = edit(schedule)?;
+        let queue = patch.spec.as_ref().map(|spec| &spec.job.queue);
+        if let (Some(queues), Some(queue)) = (&queues, queue)
+            && !queues.contains(queue)
+        {
+            return Err(vec![FieldError::new("queue", "this API key is restricted to other queues")]);
+        }
+        Ok(patch)
+    };
     let change = ScheduleChange { edit: Box::new(edit), limits: api.parser().limits.clone(), action };
     let changed = api.engine.store.schedule_patch(parse_id(id)?, change, &actor(), Timestamp::now()).await?;
     Ok(changed.ok_or_else(|| unknown(id))?.view())
@@ -246,35 +262,39 @@ pub async fn next_runs(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Ru
     })?;
     let schedule = stored(api, id).await?;
     let timezone = schedule.spec.timing.timezone.clone();
-    let (runs, explanation): (Vec<ScheduledRun>, String) = match schedule.compile() {
+    let (next_runs, explanation): (Vec<ScheduledRun>, String) = match schedule.compile() {
         Ok(compiled) => {
             let after = compiled.schedule.cursor_at.max(Timestamp::now());
             (schedule::preview(&compiled, after, count), compiled.timing.explain())
         }
         Err(errors) => (Vec::new(), invalid_timing_reason(&errors)),
     };
-    Ok(RunList { runs, timezone, explanation })
+    Ok(RunList { next_runs, timezone, explanation })
 }
 
-pub async fn ticks(
-    State(api): State<Api>,
-    Segment(id): Segment,
-    RawQuery(query): RawQuery,
-) -> ApiResult<Json<TickList>> {
-    Ok(Json(TickList { ticks: past_ticks(&api, &id, query.as_deref()).await? }))
+pub async fn ticks(State(api): State<Api>, Segment(id): Segment, RawQuery(query): RawQuery) -> ListResponse<TickList> {
+    let (ticks, page_info) = past_ticks(&api, &id, query.as_deref()).await?;
+    respond(page_info, |page_info| TickList::new(ticks, page_info))
 }
 
 /// Returns records of past due times, latest first.
-pub async fn past_ticks(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Vec<TickRow>> {
-    let (mut before, mut limit) = (None, 20);
+pub async fn past_ticks(api: &Api, id: &str, query: Option<&str>) -> ApiResult<(Vec<TickRow>, PageInfo)> {
+    let (mut before, mut paging) = (None, Paging::<i64>::new());
     read_query(query, &[], |name, value| {
+        if paging.set(name, &value)? {
+            return Ok(());
+        }
         match name {
             "before" => before = Some(parse_time(&value)?),
-            "limit" => limit = parse_number(&value, 100)?,
             _ => return Err(UNKNOWN_PARAMETER.into()),
         }
         Ok(())
     })?;
     let schedule = stored(api, id).await?;
-    Ok(api.engine.store.schedule_ticks(schedule.id, before, limit).await?)
+    let store = &api.engine.store;
+    let total = store.schedule_tick_total(schedule.id, before).await?;
+    // The cursor is the due time of the last record.
+    let after = paging.after().map(Timestamp::from_ms).into_iter().chain(before).min();
+    let read = store.schedule_ticks(schedule.id, after, paging.wanted()?).await?;
+    paging.page_of_read(read, total, |tick| tick.due_at.as_ms())
 }

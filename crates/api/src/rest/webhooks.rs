@@ -8,29 +8,32 @@ use faena_domain::{Timestamp, WebhookId, WebhookState, WebhookView};
 use faena_store::WebhookFilter;
 use faena_wire::WebhookList;
 
-use super::list::parse_cursor;
+use super::paging::{ListResponse, Paging, respond};
 use crate::{
     Api, ApiError, ApiResult,
     context::actor,
-    request::{Segment, UNKNOWN_PARAMETER, parse_number, read_query},
+    request::{Segment, UNKNOWN_PARAMETER, read_query},
 };
 
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<WebhookList>> {
-    let (mut filter, mut after, mut limit) = (WebhookFilter::default(), None, 20);
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<WebhookList> {
+    let (mut filter, mut paging) = (WebhookFilter::default(), Paging::<WebhookId>::new());
     read_query(query.as_deref(), &[], |name, value| {
+        if paging.set(name, &value)? {
+            return Ok(());
+        }
         match name {
             "state" => filter.state = Some(parse_state(&value)?),
             "jobId" => filter.job = Some(value.parse().map_err(|_| "must be a UUID")?),
             "host" => filter.host = Some(value.to_lowercase()),
-            "limit" => limit = parse_number(&value, 100)?,
-            "cursor" => after = parse_cursor(&value)?,
             _ => return Err(UNKNOWN_PARAMETER.into()),
         }
         Ok(())
     })?;
-    let webhooks = api.engine.store.webhook_list(filter, after, limit).await?;
-    let next_cursor = if webhooks.len() == limit { webhooks.last().map(|webhook| webhook.id) } else { None };
-    Ok(Json(WebhookList { webhooks, limit: limit as u64, next_cursor }))
+    let store = &api.engine.store;
+    let total = store.webhook_total(filter.clone()).await?;
+    let read = store.webhook_list(filter, paging.after(), paging.wanted()?).await?;
+    let (webhooks, page_info) = paging.page_of_read(read, total, |webhook| webhook.id)?;
+    respond(page_info, |page_info| WebhookList::new(webhooks, page_info))
 }
 
 fn parse_state(name: &str) -> Result<WebhookState, String> {
@@ -43,7 +46,7 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
     let mut webhook = webhook.ok_or_else(|| unknown(&id))?;
     if webhook.state == WebhookState::Waiting {
         // Each node has its own circuit breakers; the store does not know them.
-        webhook.held_back = api.engine.events.webhooks.held_back(&webhook.url, Timestamp::now());
+        webhook.delay_reason = api.engine.events.webhooks.delay_reason(&webhook.url, Timestamp::now());
     }
     Ok(Json(webhook))
 }

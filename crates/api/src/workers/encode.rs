@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use faena_engine::workers::{Ack, Delivery, Refusal};
+use faena_engine::workers::{Ack, Delivery, Rejection};
 
 /// Appends a field with a string value.
 fn string_field(json: &mut String, name: &str, value: &str) {
@@ -27,7 +27,7 @@ fn string(json: &mut String, value: &str) {
 
 /// Appends a job as an object.
 pub fn job(json: &mut String, delivery: &Delivery) {
-    let Delivery { job, lane, deadline, steps } = delivery;
+    let Delivery { job, lane, deadline, steps, traceparent } = delivery;
     let job = &job.claimed;
     json.reserve(job.payload.len() + 320);
     let _ = write!(json, "{{\"id\":\"{}\"", job.id);
@@ -37,14 +37,15 @@ pub fn job(json: &mut String, delivery: &Delivery) {
     json.push_str(",\"payload\":");
     json.push_str(&job.payload);
     let (retries, max_retries) = (job.retry_count, job.options.retry.max_retries);
-    let _ = write!(json, ",\"run\":{},\"retryCount\":{retries},\"maxRetries\":{max_retries}", job.run);
+    let (run, attempt) = (job.run, job.attempt());
+    let _ = write!(json, ",\"run\":{run},\"attempt\":{attempt},\"retryCount\":{retries},\"maxRetries\":{max_retries}");
     match &job.correlation_id {
         Some(correlation_id) => string_field(json, "correlationId", correlation_id),
         None => {
             let _ = write!(json, ",\"correlationId\":\"{}\"", job.id);
         }
     }
-    if let Some(traceparent) = &job.options.traceparent {
+    if let Some(traceparent) = traceparent {
         string_field(json, "traceparent", traceparent);
     }
     if let Some(schedule) = &job.options.schedule_id {
@@ -72,16 +73,16 @@ pub fn ack(ack: &Ack) -> String {
     }
     json.push_str(",\"of\":\"");
     json.push_str(ack.report);
-    json.push_str(if ack.refusal.is_none() { "\",\"ok\":true" } else { "\",\"ok\":false" });
-    if let Some(refusal) = &ack.refusal {
+    json.push_str(if ack.rejection.is_none() { "\",\"ok\":true" } else { "\",\"ok\":false" });
+    if let Some(rejection) = &ack.rejection {
         json.push_str(",\"error\":");
-        json.push_str(&error(refusal));
+        json.push_str(&error(rejection));
     }
     json.push('}');
     json
 }
 
-pub fn error(refusal: &Refusal) -> String {
-    let message = serde_json::to_string(&refusal.message).expect("a string is JSON");
-    format!("{{\"code\":\"{}\",\"message\":{message}}}", refusal.code)
+pub fn error(rejection: &Rejection) -> String {
+    let message = serde_json::to_string(&rejection.message).expect("a string is JSON");
+    format!("{{\"code\":\"{}\",\"message\":{message}}}", rejection.code)
 }

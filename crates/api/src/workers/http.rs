@@ -4,23 +4,28 @@
 //! to a claim, and learns of cancellations in the response to its next claim or heartbeat. It may call any node; that
 //! node is responsible for it from then on.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use faena_domain::{Progress, Timestamp, parse::Fields};
-use faena_engine::workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCommand};
-use faena_wire::{Registered, Success};
-use serde_json::json;
+use faena_engine::{
+    EngineError,
+    workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCaller, WorkerCommand},
+};
+use faena_wire::{
+    Registered, Reported, Success,
+    frames::{JobToStop, WorkerNotices},
+};
 
-use super::{encode, records::unknown, report};
+use super::{encode, report, rest::unknown};
 use crate::{
-    Api, ApiError, ApiResult,
+    Api, ApiError, ApiResult, access, context,
     request::{Segment, finish, optional_fields, parse_job_id, read_body},
 };
 
@@ -35,12 +40,15 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
         name: fields.text("name"),
         capabilities: fields.list("capabilities", "a list of job types"),
         queues: fields.list("queues", "a list of queues"),
-        concurrency: fields.take("concurrency", "a whole number, not negative"),
+        concurrency: fields.take("concurrency", "a non-negative integer"),
         reports_starts: fields.take("reportsStarts", "true or false").unwrap_or(false),
+        caller: WorkerCaller::default(),
         in_flight: None,
     };
-    let _token: Option<String> = fields.text("token");
+    // Every other call has its key in the header, so this one may have it there too.
+    let token: Option<String> = fields.text("token");
     finish(fields)?;
+    let registration = access::authorize_registration(&api, &context::caller(), registration, token.as_deref())?;
     let connection = api.engine.register_worker(registration, Transport::Http, Timestamp::now()).await?;
     let registered = Registered {
         worker_id: connection.worker.key.clone(),
@@ -64,11 +72,17 @@ pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) ->
     finish(fields)?;
     let worker = find_worker(&api, &key).await?;
     let mut commands = worker.drain_commands();
+    if commands.is_empty() && api.engine.is_stopping() {
+        return Err(EngineError::Stopping.into());
+    }
     if commands.is_empty() {
         commands = wait_for_commands(&api, &worker, max, Duration::from_millis(wait_ms)).await;
     }
     let jobs: Vec<String> = commands.into_iter().filter_map(job_json).collect();
-    Ok(json_response(format!("{{\"jobs\":[{}],{}}}", jobs.join(","), notices(&worker))))
+    // Both are objects: the fields of the second follow those of the first.
+    let notices = serde_json::to_string(&notices(&worker)).expect("notices are JSON");
+    let claimed = format!("{{\"jobs\":[{}],{}", jobs.join(","), &notices[1..]);
+    Ok(([(header::CONTENT_TYPE, "application/json")], claimed).into_response())
 }
 
 async fn wait_for_commands(
@@ -77,7 +91,7 @@ async fn wait_for_commands(
     max: Option<usize>,
     timeout: Duration,
 ) -> Vec<WorkerCommand> {
-    let free = worker.free();
+    let free = worker.free_slots();
     let wanted = max.unwrap_or(free).min(worker.concurrency);
     if wanted > free {
         let undelivered = worker.unacknowledged(wanted - free);
@@ -92,7 +106,7 @@ async fn wait_for_commands(
         let mut heartbeat = tokio::time::interval(api.engine.config.worker_heartbeat);
         loop {
             heartbeat.tick().await;
-            worker.seen(Timestamp::now());
+            worker.record_heartbeat(Timestamp::now());
         }
     };
     let commands = tokio::select! {
@@ -102,14 +116,14 @@ async fn wait_for_commands(
         () = api.closing.cancelled() => Vec::new(),
         () = stay_alive => Vec::new(),
     };
-    worker.seen(Timestamp::now());
+    worker.record_heartbeat(Timestamp::now());
     commands
 }
 
-pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Response> {
+pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<WorkerNotices>> {
     let worker = find_worker(&api, &key).await?;
     worker.drain_control_commands();
-    Ok(json_response(format!("{{{}}}", notices(&worker))))
+    Ok(Json(notices(&worker)))
 }
 
 fn job_json(command: WorkerCommand) -> Option<String> {
@@ -124,44 +138,47 @@ fn job_json(command: WorkerCommand) -> Option<String> {
     }
 }
 
-/// Returns the fields that responses to claims and heartbeats share: which jobs to stop, and whether the worker drains.
-fn notices(worker: &ConnectedWorker) -> String {
+/// Returns what responses to claims and heartbeats share: which jobs to stop, and whether the worker drains.
+fn notices(worker: &ConnectedWorker) -> WorkerNotices {
     let cancel = worker.jobs_to_stop().into_iter();
-    let cancel = cancel.map(|(job_id, run, reason)| json!({"jobId": job_id, "run": run, "reason": reason}));
-    let cancel = serde_json::Value::from_iter(cancel);
-    format!("\"cancel\":{cancel},\"drain\":{}", worker.is_draining())
+    let cancel = cancel.map(|(job_id, run, reason)| JobToStop { job_id, run, reason });
+    WorkerNotices { cancel: cancel.collect(), drain: worker.is_draining() }
 }
 
-pub async fn report(
-    State(api): State<Api>,
-    path: Result<Path<(String, String, String)>, axum::extract::rejection::PathRejection>,
-    body: Body,
-) -> ApiResult<Json<serde_json::Value>> {
-    let Path((key, job, name)) = path.map_err(|_| ApiError::invalid_field("path", "must be UTF-8"))?;
+type ReportPath = Result<Path<(String, String)>, PathRejection>;
+type ReportFuture = Pin<Box<dyn Future<Output = ApiResult<Json<Reported>>> + Send>>;
+
+/// Returns the handler of the report `name`.
+pub fn report(name: &'static str) -> impl Fn(State<Api>, ReportPath, Body) -> ReportFuture + Clone + Send + 'static {
+    move |State(api), path, body| Box::pin(handle_report(api, name, path, body))
+}
+
+async fn handle_report(api: Api, name: &'static str, path: ReportPath, body: Body) -> ApiResult<Json<Reported>> {
+    let Path((key, job)) = path.map_err(|_| ApiError::invalid_field("path", "must be UTF-8"))?;
     let job_id = parse_job_id(&job)?;
     let body = read_body(&api, body).await?;
     let mut fields = optional_fields(&api, &body)?;
     let run = fields.take("run", "a whole number");
-    let kind = parse_kind(&name, &mut fields)?;
+    let kind = parse_kind(name, &mut fields);
+    // Names every bad field; what is wrong with the report as a whole comes second.
     finish(fields)?;
+    let kind = kind?;
     let worker = find_worker(&api, &key).await?;
     api.engine.reports.handler.handle_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
-    Ok(Json(json!({"ok": true})))
+    Ok(Json(Reported { ok: true }))
 }
 
 fn parse_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
     Ok(match name {
         "started" => ReportKind::Started,
-        "release" => ReportKind::Release,
         "progress" => {
             let expected = "an object with phase, currentStep, completedSteps, totalSteps, percentage and message";
-            let progress = fields.take::<Progress>("progress", expected);
-            if !fields.errors.is_empty() {
-                return Err(ApiError::invalid(std::mem::take(&mut fields.errors)));
-            }
-            report::progress(progress)?
+            report::progress(fields.take::<Progress>("progress", expected))?
         }
-        "log" => report::log(fields.text("message"))?,
+        "log" => {
+            let (message, event) = (fields.text("message"), fields.text("event"));
+            report::log(message, event.as_deref())?
+        }
         "step" => {
             let (step, result) = (fields.text("name"), fields.raw("result"));
             let total = fields.take("totalSteps", "a whole number");
@@ -172,11 +189,7 @@ fn parse_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
             let error = report::error_text(fields.raw("error").map(|raw| raw.get()));
             report::fail(error, fields.take("retryable", "true or false"), fields.number("retryAfterMs"))
         }
-        other => {
-            return Err(ApiError::not_found(format!(
-                "no report \"{other}\"; use started, progress, log, step, complete, fail or release"
-            )));
-        }
+        _ => ReportKind::Release,
     })
 }
 
@@ -188,10 +201,7 @@ pub async fn leave(State(api): State<Api>, Segment(key): Segment) -> ApiResult<J
 }
 
 async fn find_worker(api: &Api, key: &str) -> ApiResult<Arc<ConnectedWorker>> {
-    let worker = api.engine.find_polling_worker(key, Timestamp::now()).await?;
+    let worker =
+        api.engine.find_polling_worker(key, access::worker_caller(&context::access()?), Timestamp::now()).await?;
     worker.ok_or_else(|| unknown(key))
-}
-
-fn json_response(json: String) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }

@@ -6,6 +6,11 @@
 
 use std::time::Instant;
 
+const TOKENS_PER_SECOND: f64 = 500.0;
+const TOKENS_PER_SECOND_AND_SLOT: f64 = 20.0;
+/// The budget is full after this time without messages.
+const BURST_SECONDS: f64 = 10.0;
+
 pub struct MessageBudget {
     tokens: f64,
     max_tokens: f64,
@@ -15,8 +20,8 @@ pub struct MessageBudget {
 
 impl MessageBudget {
     pub fn new(concurrency: usize) -> MessageBudget {
-        let tokens_per_second = 500.0 + 20.0 * concurrency as f64;
-        let max_tokens = tokens_per_second * 10.0;
+        let tokens_per_second = TOKENS_PER_SECOND + TOKENS_PER_SECOND_AND_SLOT * concurrency as f64;
+        let max_tokens = tokens_per_second * BURST_SECONDS;
         MessageBudget { tokens: max_tokens, max_tokens, tokens_per_second, refilled_at: Instant::now() }
     }
 

@@ -5,7 +5,7 @@
 mod encode;
 pub mod http;
 mod message_budget;
-pub mod records;
+pub mod rest;
 pub mod report;
 pub mod session;
 pub mod websocket;

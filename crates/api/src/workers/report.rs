@@ -1,19 +1,20 @@
 //! Validates what workers report about jobs, with the same rules for every transport.
 
-use faena_domain::{ErrorCode, Failure, JobId, Progress, Run, parse::check_json};
-use faena_engine::workers::{Refusal, Report, ReportKind};
+use faena_domain::{ErrorCode, Failure, JobId, LogEvent, Progress, Run, parse::check_json};
+use faena_engine::workers::{Rejection, Report, ReportKind};
 
 /// Longest log line and longest text of a progress that is kept.
 const MAX_LINE_BYTES: usize = 16 << 10;
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-type ReportResult<T> = Result<T, Refusal>;
+type ReportResult<T> = Result<T, Rejection>;
 
-fn invalid(field: &str, message: &str) -> Refusal {
-    Refusal::new(ErrorCode::ValidationError, format!("{field}: {message}"))
+fn invalid(field: &str, message: &str) -> Rejection {
+    Rejection::new(ErrorCode::ValidationError, format!("{field}: {message}"))
 }
 
-pub fn about(job_id: Option<JobId>, run: Option<Run>, kind: ReportKind) -> ReportResult<Report> {
+/// Returns a report about a job; fails if no job is named.
+pub fn new(job_id: Option<JobId>, run: Option<Run>, kind: ReportKind) -> ReportResult<Report> {
     let job_id = job_id.ok_or_else(|| invalid("jobId", "is required"))?;
     Ok(Report { job_id, run, kind })
 }
@@ -47,7 +48,7 @@ pub fn step(name: Option<String>, result: Option<&str>, total: Option<u32>) -> R
     let result = result.unwrap_or("null");
     check_json(result).map_err(|message| invalid("result", &message))?;
     if total.is_some_and(|total| total == 0 || total > 100_000) {
-        return Err(invalid("totalSteps", "must be from 1 to 100000"));
+        return Err(invalid("totalSteps", "must be between 1 and 100000"));
     }
     Ok(ReportKind::Step { name, result: result.to_owned(), total })
 }
@@ -55,7 +56,7 @@ pub fn step(name: Option<String>, result: Option<&str>, total: Option<u32>) -> R
 pub fn progress(progress: Option<Progress>) -> ReportResult<ReportKind> {
     let mut progress = progress.ok_or_else(|| invalid("progress", "must be an object"))?;
     if progress.percentage.is_some_and(|part| !(0.0..=100.0).contains(&part)) {
-        return Err(invalid("progress.percentage", "must be from 0 to 100"));
+        return Err(invalid("progress.percentage", "must be between 0 and 100"));
     }
     for text in [&mut progress.phase, &mut progress.current_step, &mut progress.message] {
         *text = text.take().map(|text| clean(text, MAX_LINE_BYTES));
@@ -63,10 +64,12 @@ pub fn progress(progress: Option<Progress>) -> ReportResult<ReportKind> {
     Ok(ReportKind::Progress(progress))
 }
 
-pub fn log(message: Option<String>) -> ReportResult<ReportKind> {
+/// `event`: the name of the entry in the execution log; absent: `message`.
+pub fn log(message: Option<String>, event: Option<&str>) -> ReportResult<ReportKind> {
     let message = message.filter(|text| !text.is_empty());
     let message = message.ok_or_else(|| invalid("message", "must be a string that is not empty"))?;
-    Ok(ReportKind::Log(clean(message, MAX_LINE_BYTES)))
+    let event = event.map_or(Ok(LogEvent::Message), LogEvent::custom).map_err(|reason| invalid("event", &reason))?;
+    Ok(ReportKind::Log { event, text: clean(message, MAX_LINE_BYTES) })
 }
 
 /// Cuts a text to `max_bytes` and replaces the one character that PostgreSQL cannot store in a text.
@@ -85,7 +88,8 @@ mod tests {
 
     #[test]
     fn long_and_unstorable_texts_are_cleaned() {
-        let ReportKind::Log(text) = log(Some("ä".repeat(MAX_LINE_BYTES))).expect("a valid line") else { panic!() };
+        let line = log(Some("ä".repeat(MAX_LINE_BYTES)), None).expect("a valid line");
+        let ReportKind::Log { event: LogEvent::Message, text } = line else { panic!() };
         assert!(text.len() <= MAX_LINE_BYTES + 3 && text.ends_with('…'));
         let ReportKind::Fail(failure) = fail("a\0b".into(), None, None) else { panic!() };
         assert_eq!(failure.message, "a\u{fffd}b");

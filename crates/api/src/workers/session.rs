@@ -7,7 +7,7 @@
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use faena_domain::{ErrorCode, Timestamp};
-use faena_engine::workers::{CloseReason, ConnectedWorker, Refusal, Registration, Report, ReportKind, WorkerCommand};
+use faena_engine::workers::{CloseReason, ConnectedWorker, Registration, Rejection, Report, ReportKind, WorkerCommand};
 use futures_util::FutureExt;
 
 use super::message_budget::MessageBudget;
@@ -20,9 +20,15 @@ pub const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest number of messages in one batch.
 const MAX_BATCH: usize = 512;
 
+// Tokens that a message costs, see `MessageBudget`.
+const FREE: f64 = 0.0;
+const MESSAGE_COST: f64 = 1.0;
+const INVALID_MESSAGE_COST: f64 = 10.0;
+
 /// Message from a worker.
 pub enum WorkerMessage {
-    Register(Registration),
+    /// With the API key, if it is in the message.
+    Register(Registration, Option<String>),
     Report(Report),
     Heartbeat,
     Drain,
@@ -33,8 +39,8 @@ pub enum WorkerMessage {
 pub enum Received {
     Message(WorkerMessage),
     /// A message that is not understood or not valid.
-    Rejected(Refusal),
-    /// A heartbeat without content, such as a pong.
+    Rejected(Rejection),
+    /// A sign of life without content, such as a WebSocket pong.
     KeepAlive,
     Closed,
 }
@@ -44,7 +50,7 @@ pub trait WorkerStream: Send {
     /// Waits for the next message. Dropping the future loses no message.
     fn receive(&mut self) -> impl Future<Output = Received> + Send;
     fn send_commands(&mut self, commands: Vec<WorkerCommand>) -> impl Future<Output = bool> + Send;
-    fn send_errors(&mut self, refusals: Vec<Refusal>) -> impl Future<Output = bool> + Send;
+    fn send_errors(&mut self, rejections: Vec<Rejection>) -> impl Future<Output = bool> + Send;
     fn send_heartbeat(&mut self) -> impl Future<Output = bool> + Send;
     fn close(self, reason: CloseReason) -> impl Future<Output = ()> + Send;
 }
@@ -78,7 +84,7 @@ struct Session {
 #[derive(Default)]
 struct Batch {
     reports: Vec<Report>,
-    refusals: Vec<Refusal>,
+    rejections: Vec<Rejection>,
     drains: bool,
 }
 
@@ -117,7 +123,7 @@ impl Session {
         first: Received,
     ) -> ControlFlow<Option<CloseReason>, bool> {
         let now = Timestamp::now();
-        self.worker.seen(now);
+        self.worker.record_heartbeat(now);
         let mut batch = Batch::default();
         let mut next = Some(first);
         let mut ended = None;
@@ -129,8 +135,8 @@ impl Session {
             }
             next = stream.receive().now_or_never();
         }
-        let refusals = self.apply(batch, now).await;
-        let is_reading = refusals.is_empty() || stream.send_errors(refusals).await;
+        let rejections = self.apply(batch, now).await;
+        let is_reading = rejections.is_empty() || stream.send_errors(rejections).await;
         ended.map_or(ControlFlow::Continue(is_reading), ControlFlow::Break)
     }
 
@@ -141,21 +147,21 @@ impl Session {
                 self.has_left = true;
                 return ControlFlow::Break(Some(CloseReason::Left));
             }
-            Received::Message(WorkerMessage::Report(report)) if self.is_free(report) => 0.0,
-            Received::Message(WorkerMessage::Register(_)) | Received::Rejected(_) => 10.0,
-            Received::Message(_) | Received::KeepAlive => 1.0,
+            Received::Message(WorkerMessage::Report(report)) if self.is_exempt_from_budget(report) => FREE,
+            Received::Message(WorkerMessage::Register(..)) | Received::Rejected(_) => INVALID_MESSAGE_COST,
+            Received::Message(_) | Received::KeepAlive => MESSAGE_COST,
         };
-        if cost > 0.0 && !self.budget.take(cost) {
+        if cost > FREE && !self.budget.take(cost) {
             return ControlFlow::Break(Some(CloseReason::TooManyMessages));
         }
         match received {
             Received::Message(WorkerMessage::Report(report)) => batch.reports.push(report),
             Received::Message(WorkerMessage::Drain) => batch.drains = true,
-            Received::Message(WorkerMessage::Register(_)) => {
+            Received::Message(WorkerMessage::Register(..)) => {
                 let message = "the worker is already registered on this connection";
-                batch.refusals.push(Refusal::new(ErrorCode::Conflict, message));
+                batch.rejections.push(Rejection::new(ErrorCode::Conflict, message));
             }
-            Received::Rejected(refusal) => batch.refusals.push(refusal),
+            Received::Rejected(rejection) => batch.rejections.push(rejection),
             Received::Message(WorkerMessage::Heartbeat | WorkerMessage::Leave)
             | Received::KeepAlive
             | Received::Closed => {}
@@ -164,20 +170,20 @@ impl Session {
     }
 
     /// Returns whether a report costs no token: it ends a job in flight, and the number of these jobs is limited.
-    fn is_free(&self, report: &Report) -> bool {
+    fn is_exempt_from_budget(&self, report: &Report) -> bool {
         let ends_run = matches!(report.kind, ReportKind::Complete { .. } | ReportKind::Fail(_) | ReportKind::Release);
         ends_run && self.worker.has_job(report.job_id)
     }
 
     /// Passes a batch on to the engine. Returns the errors to send back.
-    async fn apply(&self, batch: Batch, now: Timestamp) -> Vec<Refusal> {
-        let Batch { reports, mut refusals, drains } = batch;
+    async fn apply(&self, batch: Batch, now: Timestamp) -> Vec<Rejection> {
+        let Batch { reports, mut rejections, drains } = batch;
         if drains && let Err(error) = self.api.engine.set_worker_drain(&self.worker.key, true, None, now).await {
-            refusals.push(Refusal::new(ErrorCode::Unavailable, ApiError::from(error).message));
+            rejections.push(Rejection::new(ErrorCode::Unavailable, ApiError::from(error).message));
         }
         if !reports.is_empty() {
             self.api.engine.reports.handler.handle(&self.worker, reports, now).await;
         }
-        refusals
+        rejections
     }
 }

@@ -10,7 +10,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{ErrorCode, Timestamp};
-use faena_engine::workers::{CloseReason, Connection, Refusal, Registration, ReportKind, Transport, WorkerCommand};
+use faena_engine::{
+    EngineError,
+    workers::{CloseReason, Connection, Registration, Rejection, ReportKind, Transport, WorkerCaller, WorkerCommand},
+};
 use faena_wire::frames::WorkerFrame;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::value::RawValue;
@@ -19,7 +22,10 @@ use super::{
     encode, report,
     session::{self, REGISTER_TIMEOUT, Received, SEND_TIMEOUT, WorkerMessage, WorkerStream},
 };
-use crate::{Api, ApiError};
+use crate::{
+    Api, ApiError, access,
+    context::{self, Caller},
+};
 
 /// Longest time to read remaining frames after the server has closed a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -32,8 +38,14 @@ const MAX_REGISTER_ATTEMPTS: usize = 20;
 const GOING_AWAY: u16 = 1001;
 const POLICY_VIOLATION: u16 = 1008;
 const SERVICE_RESTART: u16 = 1012;
+const TRY_AGAIN_LATER: u16 = 1013;
 
+/// The key may be in the request or in the `register` frame, because not every client can set headers.
 pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>) -> Response {
+    if api.engine.workers.is_closed() {
+        return ApiError::from(EngineError::Stopping).into_response();
+    }
+    let caller = context::caller();
     match upgrade {
         Ok(upgrade) => upgrade
             .max_message_size(MAX_FRAME_BYTES)
@@ -41,20 +53,20 @@ pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, W
             .read_buffer_size(4 << 10)
             .write_buffer_size(32 << 10)
             .max_write_buffer_size(64 << 20)
-            .on_upgrade(move |socket| serve(api, socket)),
+            .on_upgrade(move |socket| serve(api, caller, socket)),
         Err(_) => ApiError::invalid_field("Upgrade", "must be websocket").into_response(),
     }
 }
 
-async fn serve(api: Api, mut socket: WebSocket) {
-    if let Some(connection) = register(&api, &mut socket).await {
+async fn serve(api: Api, caller: Caller, mut socket: WebSocket) {
+    if let Some(connection) = register(&api, &caller, &mut socket).await {
         let max_bytes = api.parser().limits.max_body_bytes;
         session::serve(api, connection.worker, WebSocketStream { socket, max_bytes }).await;
     }
 }
 
 /// Waits for a valid `register` frame. Answers other frames with an error, up to a limit.
-async fn register(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
+async fn register(api: &Api, caller: &Caller, socket: &mut WebSocket) -> Option<Connection> {
     let deadline = tokio::time::Instant::now() + REGISTER_TIMEOUT;
     for _ in 0..MAX_REGISTER_ATTEMPTS {
         let message = match tokio::time::timeout_at(deadline, next_message(api, socket)).await {
@@ -65,26 +77,37 @@ async fn register(api: &Api, socket: &mut WebSocket) -> Option<Connection> {
             }
         };
         let registration = message.and_then(|message| match message {
-            WorkerMessage::Register(registration) => Ok(registration),
+            WorkerMessage::Register(registration, token) => {
+                let authorized = access::authorize_registration(api, caller, registration, token.as_deref());
+                authorized.map_err(|error| Rejection::new(error.code, error.message))
+            }
             _ => Err(invalid("the first frame must be register")),
         });
-        let refusal = match registration {
+        let rejection = match registration {
             Ok(registration) => match admit(api, socket, registration).await {
                 Ok(connection) => return connection,
-                Err(refusal) => refusal,
+                Err(rejection) => rejection,
             },
-            Err(refusal) => refusal,
+            Err(rejection) => rejection,
         };
-        if !send(socket, [error_frame(&refusal)]).await {
+        if !send(socket, [error_frame(&rejection)]).await {
             return None;
         }
+        // Another attempt on this connection would fail too: the worker has to connect again.
+        let close_code = match rejection.code {
+            ErrorCode::Unavailable => SERVICE_RESTART,
+            ErrorCode::RateLimited => TRY_AGAIN_LATER,
+            _ => continue,
+        };
+        close(socket, close_code, &rejection.message).await;
+        return None;
     }
     close(socket, POLICY_VIOLATION, "too many frames before register").await;
     None
 }
 
 /// Returns the next message of a worker, or `None` if the connection is closed.
-async fn next_message(api: &Api, socket: &mut WebSocket) -> Option<Result<WorkerMessage, Refusal>> {
+async fn next_message(api: &Api, socket: &mut WebSocket) -> Option<Result<WorkerMessage, Rejection>> {
     loop {
         let message = socket.next().await?.ok()?;
         if let Some(message) = decode(&message, api.parser().limits.max_body_bytes) {
@@ -94,11 +117,11 @@ async fn next_message(api: &Api, socket: &mut WebSocket) -> Option<Result<Worker
 }
 
 /// Registers the worker. Returns `None` if the answer cannot be sent because the worker has disconnected.
-async fn admit(api: &Api, socket: &mut WebSocket, registration: Registration) -> Result<Option<Connection>, Refusal> {
+async fn admit(api: &Api, socket: &mut WebSocket, registration: Registration) -> Result<Option<Connection>, Rejection> {
     let connected = api.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await;
     let connection = connected.map_err(|error| {
         let error = ApiError::from(error);
-        Refusal::new(error.code, error.message)
+        Rejection::new(error.code, error.message)
     })?;
     if send(socket, [registered(api, &connection)]).await {
         return Ok(Some(connection));
@@ -114,12 +137,12 @@ fn registered(api: &Api, connection: &Connection) -> String {
     format!("{{\"type\":\"registered\",\"workerId\":{id},\"heartbeatIntervalMs\":{interval_ms},\"resumed\":{resumed}}}")
 }
 
-fn invalid(message: impl Into<String>) -> Refusal {
-    Refusal::new(ErrorCode::ValidationError, message)
+fn invalid(message: impl Into<String>) -> Rejection {
+    Rejection::new(ErrorCode::ValidationError, message)
 }
 
-fn error_frame(refusal: &Refusal) -> String {
-    format!("{{\"type\":\"error\",\"error\":{}}}", encode::error(refusal))
+fn error_frame(rejection: &Rejection) -> String {
+    format!("{{\"type\":\"error\",\"error\":{}}}", encode::error(rejection))
 }
 
 /// Sends frames. Returns `false` if the connection is closed or the worker does not read within `SEND_TIMEOUT`.
@@ -153,7 +176,7 @@ impl WorkerStream for WebSocketStream {
             Some(Ok(message)) => match decode(&message, self.max_bytes) {
                 None => Received::KeepAlive,
                 Some(Ok(message)) => Received::Message(message),
-                Some(Err(refusal)) => Received::Rejected(refusal),
+                Some(Err(rejection)) => Received::Rejected(rejection),
             },
         }
     }
@@ -162,8 +185,8 @@ impl WorkerStream for WebSocketStream {
         send(&mut self.socket, commands.iter().map(command_frame)).await
     }
 
-    async fn send_errors(&mut self, refusals: Vec<Refusal>) -> bool {
-        send(&mut self.socket, refusals.iter().map(error_frame)).await
+    async fn send_errors(&mut self, rejections: Vec<Rejection>) -> bool {
+        send(&mut self.socket, rejections.iter().map(error_frame)).await
     }
 
     async fn send_heartbeat(&mut self) -> bool {
@@ -204,11 +227,11 @@ fn command_frame(command: &WorkerCommand) -> String {
 }
 
 /// Decodes a message. Returns `None` for ping, pong and close, which carry nothing to process.
-fn decode(message: &Message, max_bytes: usize) -> Option<Result<WorkerMessage, Refusal>> {
+fn decode(message: &Message, max_bytes: usize) -> Option<Result<WorkerMessage, Rejection>> {
     match message {
         Message::Text(text) if text.len() > max_bytes => {
             let message = format!("the frame is larger than {max_bytes} bytes");
-            Some(Err(Refusal::new(ErrorCode::PayloadTooLarge, message)))
+            Some(Err(Rejection::new(ErrorCode::PayloadTooLarge, message)))
         }
         Message::Text(text) => Some(parse(text)),
         Message::Binary(_) => Some(Err(invalid("the frame must be JSON text, not binary"))),
@@ -216,7 +239,7 @@ fn decode(message: &Message, max_bytes: usize) -> Option<Result<WorkerMessage, R
     }
 }
 
-fn parse(text: &str) -> Result<WorkerMessage, Refusal> {
+fn parse(text: &str) -> Result<WorkerMessage, Rejection> {
     let frame: WorkerFrame =
         serde_json::from_str(text).map_err(|error| invalid(format!("invalid frame: {}", explain(text, &error))))?;
     let (job_id, run) = (frame.job_id, frame.run);
@@ -225,10 +248,13 @@ fn parse(text: &str) -> Result<WorkerMessage, Refusal> {
         "heartbeat" => return Ok(WorkerMessage::Heartbeat),
         "drain" => return Ok(WorkerMessage::Drain),
         "leave" => return Ok(WorkerMessage::Leave),
-        "register" => return Ok(WorkerMessage::Register(registration(frame))),
+        "register" => {
+            let token = frame.token.as_deref().filter(|token| !token.is_empty()).map(str::to_owned);
+            return Ok(WorkerMessage::Register(registration(frame), token));
+        }
         "started" => ReportKind::Started,
         "progress" => report::progress(frame.progress)?,
-        "log" => report::log(frame.message.map(Into::into))?,
+        "log" => report::log(frame.message.map(Into::into), frame.event.as_deref())?,
         "step" => report::step(frame.name.map(Into::into), raw(frame.result).as_deref(), frame.total_steps)?,
         "complete" => report::complete(frame.result.map(|raw| raw.get()))?,
         "fail" => {
@@ -241,7 +267,7 @@ fn parse(text: &str) -> Result<WorkerMessage, Refusal> {
             return Err(invalid(format!("type: must be {known}, is {other:?}")));
         }
     };
-    report::about(job_id, run, kind).map(WorkerMessage::Report)
+    report::new(job_id, run, kind).map(WorkerMessage::Report)
 }
 
 /// Explains why a frame could not be parsed. Names an unknown field without listing all known fields.
@@ -264,6 +290,7 @@ fn registration(frame: WorkerFrame<'_>) -> Registration {
         queues: frame.queues.unwrap_or_default(),
         concurrency: frame.concurrency,
         reports_starts: frame.reports_starts.unwrap_or(false),
+        caller: WorkerCaller::default(),
         in_flight: frame.in_flight.map(|runs| runs.into_iter().map(|run| (run.job_id, run.run)).collect()),
     }
 }
@@ -276,7 +303,7 @@ mod tests {
     use super::*;
 
     fn code(text: &str) -> Option<ErrorCode> {
-        parse(text).err().map(|refusal| refusal.code)
+        parse(text).err().map(|rejection| rejection.code)
     }
 
     #[test]
@@ -292,10 +319,10 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_knows_only_the_oldest_frames_is_understood() {
+    fn frames_without_optional_fields_are_accepted() {
         assert!(matches!(
             parse(r#"{"type":"register","workerId":"w","capabilities":["a"]}"#),
-            Ok(WorkerMessage::Register(_))
+            Ok(WorkerMessage::Register(..))
         ));
         assert!(matches!(parse(r#"{"type":"heartbeat"}"#), Ok(WorkerMessage::Heartbeat)));
         let id = "01a1e1b6-d8d7-7007-820a-3ff640398a18";
@@ -362,12 +389,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_does_more_than_be_rejected(text in ".*") {
+        fn any_text_is_parsed_or_rejected(text in ".*") {
             let _ = code(&text);
         }
 
         #[test]
-        fn no_frame_does_more_than_be_rejected(
+        fn any_frame_is_parsed_or_rejected_as_invalid(
             kind in prop::sample::select(TYPES),
             fields in prop::collection::btree_map(prop::sample::select(FIELDS), json(), 0..8),
             cut in any::<prop::sample::Index>(),
@@ -376,8 +403,8 @@ mod tests {
                 fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             frame.insert("type".into(), kind.into());
             let text = serde_json::Value::from(frame).to_string();
-            if let Err(refusal) = parse(&text) {
-                prop_assert_eq!(refusal.code, ErrorCode::ValidationError);
+            if let Err(rejection) = parse(&text) {
+                prop_assert_eq!(rejection.code, ErrorCode::ValidationError);
             }
             // The same frame, cut off anywhere.
             let end = (0..=cut.index(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Router of one test, with a database of its own.
+//! The API under test: a router and an engine with their own database.
 
 use std::{
     fmt::Write,
@@ -8,10 +8,11 @@ use std::{
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, HttpBody},
     http::{HeaderMap, Request, StatusCode},
 };
-use faena_api::{Api, Parts};
+use faena_api::{Api, CertificateExpiry, Parts, Traffic, TrafficConfig};
+use faena_auth::Policy;
 use faena_domain::{JobLimits, Timestamp};
 use faena_engine::{Engine, EngineConfig};
 use faena_store::StoreOptions;
@@ -19,7 +20,10 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use crate::conformance::Exchange;
+
 pub struct App {
+    pub api: Api,
     pub router: Router,
     pub engine: Arc<Engine>,
     pub closing: CancellationToken,
@@ -30,6 +34,8 @@ pub struct App {
 enum TestDatabase {
     Folder(#[expect(dead_code, reason = "deletes the folder on drop")] tempfile::TempDir),
     Database(String),
+    /// Another app deletes it.
+    Shared,
 }
 
 pub const BODY_BYTES: usize = 64 << 10;
@@ -46,6 +52,42 @@ impl App {
         App::open(&url, TestDatabase::Folder(folder), config).await
     }
 
+    /// Starts as with `--insecure-no-auth`: callers of other machines need no key.
+    pub async fn start_without_auth() -> App {
+        let mut app = App::start().await;
+        let policy = Policy { allow_anonymous: true, ..Policy::default() };
+        let (engine, closing) = (app.engine.clone(), app.closing.clone());
+        app.api = Api::new(Parts {
+            engine,
+            loopback_only: false,
+            closing,
+            policy,
+            access_log: false,
+            certificate: CertificateExpiry::default(),
+            traffic: Traffic::default(),
+        });
+        app.router = faena_api::router(app.api.clone());
+        app
+    }
+
+    /// Starts with these limits and origins. The network 10.0.0.0/24 has trusted proxies.
+    pub async fn start_with_traffic(config: TrafficConfig) -> App {
+        let mut app = App::start().await;
+        let policy = Policy { trusted_proxies: vec!["10.0.0.0/24".parse().unwrap()], ..Policy::default() };
+        let (engine, closing, traffic) = (app.engine.clone(), app.closing.clone(), Traffic::new(config));
+        app.api = Api::new(Parts {
+            engine,
+            loopback_only: false,
+            closing,
+            policy,
+            access_log: false,
+            certificate: CertificateExpiry::default(),
+            traffic,
+        });
+        app.router = faena_api::router(app.api.clone());
+        app
+    }
+
     /// Starts on a new database of the PostgreSQL server that `./test` has started.
     pub async fn start_on_postgres() -> App {
         let name = format!("faena_api_{}", uuid::Uuid::new_v4().simple());
@@ -55,6 +97,20 @@ impl App {
         App::open(&format!("{base}/{name}"), TestDatabase::Database(name), EngineConfig::default()).await
     }
 
+    /// Starts another node on the database of this app.
+    pub async fn another_node(&self) -> App {
+        let TestDatabase::Database(name) = &self._database else { panic!("only PostgreSQL has several nodes") };
+        let server = postgres_server();
+        let (base, _) = server.rsplit_once('/').unwrap();
+        App::open(&format!("{base}/{name}"), TestDatabase::Shared, EngineConfig::default()).await
+    }
+
+    /// Deletes the database under the running node.
+    pub async fn drop_database(&self) {
+        let TestDatabase::Database(name) = &self._database else { panic!("only a PostgreSQL database can be lost") };
+        run_sql(&format!("DROP DATABASE {name} WITH (FORCE)")).await;
+    }
+
     async fn open(url: &str, database: TestDatabase, config: EngineConfig) -> App {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let store = faena_store::open(url, StoreOptions::default()).await.unwrap();
@@ -62,15 +118,38 @@ impl App {
             JobLimits { max_body_bytes: BODY_BYTES, max_batch_bytes: BATCH_BYTES, ..config.job_limits.clone() };
         let engine = Engine::start(store, EngineConfig { job_limits, ..config }).await.unwrap();
         let closing = CancellationToken::new();
-        let api = Api::new(Parts { engine: engine.clone(), loopback_only: true, closing: closing.clone() });
-        App { router: faena_api::router(api), engine, closing, _database: database }
+        let policy = Policy::default();
+        let api = Api::new(Parts {
+            engine: engine.clone(),
+            loopback_only: true,
+            closing: closing.clone(),
+            policy,
+            access_log: false,
+            certificate: CertificateExpiry::default(),
+            traffic: Traffic::default(),
+        });
+        App { router: faena_api::router(api.clone()), api, engine, closing, _database: database }
     }
 
+    /// Sends a request, and compares it and its answer with the OpenAPI document.
     pub async fn send(&self, request: Request<Body>) -> TestResponse {
-        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, mut body) = request.into_parts();
+        let (method, uri) = (parts.method.clone(), parts.uri.clone());
+        let mut request_body = None;
+        // Other bodies arrive in parts, some of them never completely.
+        if body.size_hint().exact().is_some() {
+            let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+            request_body = Some(bytes.clone());
+            body = Body::from(bytes);
+        }
+        let response = self.router.clone().oneshot(Request::from_parts(parts, body)).await.unwrap();
         let (parts, body) = response.into_parts();
+        let (status, headers) = (parts.status, parts.headers);
         let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        TestResponse { status: parts.status, headers: parts.headers, text: String::from_utf8(body.to_vec()).unwrap() }
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        let request_body = request_body.as_deref();
+        Exchange { method: &method, uri: &uri, request_body, status, headers: &headers, text: &text }.check();
+        TestResponse { status, headers, text }
     }
 
     pub async fn call(&self, method: &str, path: &str, body: impl Into<Body>) -> TestResponse {
@@ -98,7 +177,7 @@ impl App {
         response.json()
     }
 
-    pub async fn job_is(&self, id: &str, state: &str) -> Value {
+    pub async fn wait_for_state(&self, id: &str, state: &str) -> Value {
         let began = Instant::now();
         loop {
             let job = self.job(id).await;
@@ -157,12 +236,12 @@ impl TestResponse {
     }
 
     /// Status and body, without ids and times.
-    pub fn shown(&self) -> String {
+    pub fn snapshot(&self) -> String {
         format!("{}\n{}", self.status, redacted(&self.json()))
     }
 
     /// Status, code and message of an error, then one line per invalid field.
-    pub fn errors(&self) -> String {
+    pub fn error_snapshot(&self) -> String {
         let body = self.json();
         let error = &body["error"];
         let mut text = format!(

@@ -19,14 +19,14 @@ async fn a_batch_of_dependent_jobs_runs_in_order() {
         .post(
             BATCH,
             batch([
-                json!({"name": "noop", "ref": "roof", "dependsOn": ["wall 1", "wall 2"]}),
-                json!({"name": "noop", "ref": "wall 1", "dependsOn": ["ground"]}),
-                json!({"name": "noop", "ref": "wall 2", "dependsOn": ["ground"]}),
-                json!({"name": "sleep", "ref": "ground", "payload": {"ms": 30}}),
+                json!({"name": "noop", "ref": "report", "dependsOn": ["part 1", "part 2"]}),
+                json!({"name": "noop", "ref": "part 1", "dependsOn": ["import"]}),
+                json!({"name": "noop", "ref": "part 2", "dependsOn": ["import"]}),
+                json!({"name": "sleep", "ref": "import", "payload": {"ms": 30}}),
             ]),
         )
         .await;
-    assert_snapshot!(response.shown(), @r#"
+    assert_snapshot!(response.snapshot(), @r#"
     201 Created
     {
       "ids": [
@@ -38,16 +38,16 @@ async fn a_batch_of_dependent_jobs_runs_in_order() {
     }
     "#);
     let ids: Vec<String> = serde_json::from_value(response.json()["ids"].clone()).unwrap();
-    let roof = app.job_is(&ids[0], "COMPLETED").await;
-    assert_eq!(roof["dependsOn"], json!([ids[1], ids[2]]));
+    let report = app.wait_for_state(&ids[0], "COMPLETED").await;
+    assert_eq!(report["dependsOn"], json!([ids[1], ids[2]]));
     let time = |job: &Value, what: &str| job[what].as_str().unwrap().to_owned();
-    let ground = app.job(&ids[3]).await;
-    for wall in [app.job(&ids[1]).await, app.job(&ids[2]).await] {
-        assert!(time(&ground, "completedAt") <= time(&wall, "startedAt"));
-        assert!(time(&wall, "completedAt") <= time(&roof, "startedAt"));
+    let import = app.job(&ids[3]).await;
+    for part in [app.job(&ids[1]).await, app.job(&ids[2]).await] {
+        assert!(time(&import, "completedAt") <= time(&part, "startedAt"));
+        assert!(time(&part, "completedAt") <= time(&report, "startedAt"));
     }
-    assert_eq!(roof["correlationId"], ground["correlationId"], "one request, one correlation id");
-    assert_eq!(roof["correlationId"], response.header("x-correlation-id"));
+    assert_eq!(report["correlationId"], import["correlationId"], "one request, one correlation id");
+    assert_eq!(report["correlationId"], response.header("x-correlation-id"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,7 +61,7 @@ async fn cycles_and_unknown_or_repeated_refs_are_rejected() {
         json!([{"name": "noop"}, {"name": "noop", "dependsOn": ["unknown"]}]),
         json!([{"name": "noop", "dependsOn": ["018f0000-0000-7000-8000-000000000000"]}]),
     ] {
-        output.push_str(&format!("{}\n", app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.errors()));
+        output.push_str(&format!("{}\n", app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.error_snapshot()));
     }
     assert_snapshot!(output, @r#"
     400 VALIDATION_ERROR: jobs[0].dependsOn: depends on itself, directly or through other jobs
@@ -83,13 +83,13 @@ async fn one_invalid_job_rejects_the_batch_with_every_error() {
     let app = App::start().await;
     let jobs =
         json!([{"name": "noop"}, {"name": ""}, 7, {"name": "noop", "nmae": 1, "maxRetries": 99}, {"payload": []}]);
-    assert_snapshot!(app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.errors(), @"
+    assert_snapshot!(app.post(BATCH, json!({ "jobs": jobs }).to_string()).await.error_snapshot(), @"
     400 VALIDATION_ERROR: 6 fields are not valid
     jobs[1].name: must have 1 to 100 characters, has 0
     jobs[2]: must be a JSON object
     jobs[3].nmae: unknown field
-    jobs[3].maxRetries: must be from 0 to 10, is 99
-    jobs[4].name: is required (or type)
+    jobs[3].maxRetries: must be between 0 and 10, got 99
+    jobs[4].name: is required unless type is set
     jobs[4].payload: must be a JSON object
     ");
     assert_eq!(app.total().await, 0);
@@ -98,15 +98,15 @@ async fn one_invalid_job_rejects_the_batch_with_every_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conflict_in_one_job_rejects_the_batch() {
     let app = App::start().await;
-    app.create(r#"{"name": "elsewhere.kind", "uniqueKey": "taken"}"#).await;
+    app.create(r#"{"name": "unhandled.type", "uniqueKey": "taken"}"#).await;
     let jobs = [json!({"name": "noop"}), json!({"name": "noop", "uniqueKey": "taken"}), json!({"name": "noop"})];
     let response = app.post(BATCH, batch(jobs)).await;
-    assert_snapshot!(response.errors(), @"
-    409 CONFLICT: job <id 1> with this uniqueKey has not finished
+    assert_snapshot!(response.error_snapshot(), @"
+    409 CONFLICT: a job with this uniqueKey has not finished: job <id 1>
     id: <id 1>
     ");
     let twice =
-        [json!({"name": "elsewhere.kind", "uniqueKey": "k"}), json!({"name": "elsewhere.kind", "uniqueKey": "k"})];
+        [json!({"name": "unhandled.type", "uniqueKey": "k"}), json!({"name": "unhandled.type", "uniqueKey": "k"})];
     assert_eq!(app.post(BATCH, batch(twice)).await.status, StatusCode::CONFLICT);
     assert_eq!(app.total().await, 1);
 }
@@ -127,8 +127,8 @@ async fn a_repeated_batch_with_idempotency_keys_creates_nothing() {
 async fn a_repeated_batch_of_dependent_jobs_creates_nothing() {
     let app = App::start().await;
     let body = batch([
-        json!({"name": "elsewhere.kind", "idempotencyKey": "a", "ref": "a"}),
-        json!({"name": "elsewhere.kind", "idempotencyKey": "b", "dependsOn": ["a"]}),
+        json!({"name": "unhandled.type", "idempotencyKey": "a", "ref": "a"}),
+        json!({"name": "unhandled.type", "idempotencyKey": "b", "dependsOn": ["a"]}),
     ]);
     let first = app.post(BATCH, body.clone()).await;
     assert_eq!(first.status, StatusCode::CREATED, "{}", first.text);
@@ -138,28 +138,28 @@ async fn a_repeated_batch_of_dependent_jobs_creates_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_job_may_depend_on_a_repeated_one_of_its_batch() {
+async fn a_new_job_may_depend_on_a_job_of_its_batch_that_already_exists() {
     let app = App::start().await;
     let parent = json!({"name": "sleep", "payload": {"ms": 1}, "idempotencyKey": "a", "ref": "a"});
     let first = app.post(BATCH, batch([parent.clone()])).await;
     let second = app.post(BATCH, batch([parent, json!({"name": "noop", "dependsOn": ["a"]})])).await;
     assert_eq!(second.status, StatusCode::CREATED, "{}", second.text);
     assert_eq!(second.json()["ids"][0], first.json()["ids"][0]);
-    let child = app.job_is(second.json()["ids"][1].as_str().unwrap(), "COMPLETED").await;
+    let child = app.wait_for_state(second.json()["ids"][1].as_str().unwrap(), "COMPLETED").await;
     assert_eq!(child["dependsOn"], json!([first.json()["ids"][0]]), "it depends on the existing job");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_ten_thousand_jobs_is_accepted_and_a_larger_one_is_rejected() {
     let app = App::start().await;
-    let jobs = |count: usize| batch((0..count).map(|_| json!({"name": "elsewhere.kind"})));
-    assert_snapshot!(app.post(BATCH, jobs(10_001)).await.errors(), @"
+    let jobs = |count: usize| batch((0..count).map(|_| json!({"name": "unhandled.type"})));
+    assert_snapshot!(app.post(BATCH, jobs(10_001)).await.error_snapshot(), @"
     400 VALIDATION_ERROR: jobs: must have at most 10000 jobs, has 10001
     jobs: must have at most 10000 jobs, has 10001
     ");
     assert_eq!(app.total().await, 0);
-    let taken = app.post(BATCH, jobs(10_000)).await;
-    assert_eq!((taken.status, taken.json()["ids"].as_array().unwrap().len()), (StatusCode::CREATED, 10_000));
+    let accepted = app.post(BATCH, jobs(10_000)).await;
+    assert_eq!((accepted.status, accepted.json()["ids"].as_array().unwrap().len()), (StatusCode::CREATED, 10_000));
     assert_eq!(app.total().await, 10_000);
 }
 
@@ -175,7 +175,7 @@ async fn a_batch_without_jobs_is_rejected() {
         r#"{"jobs": [{"name": "noop"}], "more": 1}"#,
         "",
     ] {
-        output.push_str(&format!("{}\n", app.post(BATCH, body).await.errors()));
+        output.push_str(&format!("{}\n", app.post(BATCH, body).await.error_snapshot()));
     }
     assert_snapshot!(output, @"
     400 VALIDATION_ERROR: jobs: must be a list of jobs

@@ -5,24 +5,24 @@ use serde_json::json;
 
 use crate::app::App;
 
-async fn stocked() -> App {
+async fn app_with_jobs() -> App {
     let app = App::start().await;
     for _ in 0..3 {
-        app.create(r#"{"name": "elsewhere.kind", "queue": "old"}"#).await;
+        app.create(r#"{"name": "unhandled.type", "queue": "old"}"#).await;
     }
     for _ in 0..2 {
-        app.create(r#"{"name": "elsewhere.kind", "queue": "new"}"#).await;
+        app.create(r#"{"name": "unhandled.type", "queue": "new"}"#).await;
     }
     let done = app.create(r#"{"name": "noop", "queue": "old"}"#).await;
-    app.job_is(&done, "COMPLETED").await;
+    app.wait_for_state(&done, "COMPLETED").await;
     app
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_shows_the_jobs_and_changes_nothing() {
-    let app = stocked().await;
+    let app = app_with_jobs().await;
     let response = app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"queue": "old"}, "dryRun": true}"#).await;
-    assert_snapshot!(response.shown(), @r#"
+    assert_snapshot!(response.snapshot(), @r#"
     200 OK
     {
       "done": 0,
@@ -32,19 +32,19 @@ async fn a_dry_run_shows_the_jobs_and_changes_nothing() {
           "id": "<id 1>",
           "queue": "old",
           "status": "QUEUED",
-          "type": "elsewhere.kind"
+          "type": "unhandled.type"
         },
         {
           "id": "<id 2>",
           "queue": "old",
           "status": "QUEUED",
-          "type": "elsewhere.kind"
+          "type": "unhandled.type"
         },
         {
           "id": "<id 3>",
           "queue": "old",
           "status": "QUEUED",
-          "type": "elsewhere.kind"
+          "type": "unhandled.type"
         }
       ],
       "matched": 3,
@@ -62,7 +62,7 @@ async fn a_dry_run_shows_the_jobs_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_cancelled_retried_and_deleted_by_filter() {
-    let app = stocked().await;
+    let app = app_with_jobs().await;
     let count = async |query: &str| app.get(&format!("/api/v1/jobs?{query}")).await.json()["total"].clone();
     let numbers = async |action: &str, body: &str| {
         let response = app.post(&format!("/api/v1/jobs/bulk/{action}"), body.to_owned()).await.json();
@@ -85,7 +85,7 @@ async fn jobs_are_cancelled_retried_and_deleted_by_filter() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bulk_action_reaches_more_jobs_than_fit_on_a_page() {
     let app = App::start().await;
-    let jobs: Vec<_> = (0..250).map(|_| json!({"name": "elsewhere.kind"})).collect();
+    let jobs: Vec<_> = (0..250).map(|_| json!({"name": "unhandled.type"})).collect();
     app.post("/api/v1/jobs/batch", json!({ "jobs": jobs }).to_string()).await;
     for action in ["cancel", "retry", "cancel", "delete"] {
         let response = app.post(&format!("/api/v1/jobs/bulk/{action}"), r#"{"all": true}"#).await.json();
@@ -98,14 +98,14 @@ async fn a_bulk_action_reaches_more_jobs_than_fit_on_a_page() {
 async fn a_bulk_cancel_stops_running_jobs() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "sleep", "payload": {"ms": 600000}}"#).await;
-    app.job_is(&id, "PROCESSING").await;
+    app.wait_for_state(&id, "PROCESSING").await;
     app.post("/api/v1/jobs/bulk/cancel", r#"{"filter": {"type": "sleep"}}"#).await;
-    app.job_is(&id, "CANCELLED").await;
+    app.wait_for_state(&id, "CANCELLED").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_that_matches_every_job_must_be_confirmed() {
-    let app = stocked().await;
+    let app = app_with_jobs().await;
     let mut output = String::new();
     for body in [
         "{}",
@@ -116,7 +116,7 @@ async fn a_filter_that_matches_every_job_must_be_confirmed() {
         r#"{"filter": {"queue": "old"}, "dryRun": "yes"}"#,
         "",
     ] {
-        output.push_str(&format!("{}\n", app.post("/api/v1/jobs/bulk/delete", body).await.errors()));
+        output.push_str(&format!("{}\n", app.post("/api/v1/jobs/bulk/delete", body).await.error_snapshot()));
     }
     assert_snapshot!(output, @r#"
     400 VALIDATION_ERROR: filter: matches every job; set "all": true to confirm

@@ -17,11 +17,15 @@ async fn ids_of_the_caller_are_returned_and_missing_ones_are_generated() {
         assert_eq!((response.header("x-request-id"), response.header("x-correlation-id")), ("mine", "ours"), "{path}");
         let time = response.header("x-response-time");
         assert!(time.strip_suffix("ms").is_some_and(|ms| ms.parse::<f64>().is_ok()), "{time}");
-        let made = app.get(path).await;
+        let generated = app.get(path).await;
         for name in ["x-request-id", "x-correlation-id"] {
-            assert!(made.header(name).parse::<uuid::Uuid>().is_ok(), "{path}: {:?}", made.headers);
+            assert!(generated.header(name).parse::<uuid::Uuid>().is_ok(), "{path}: {:?}", generated.headers);
         }
-        assert_ne!(app.get(path).await.header("x-request-id"), made.header("x-request-id"), "each has its own");
+        assert_ne!(
+            app.get(path).await.header("x-request-id"),
+            generated.header("x-request-id"),
+            "each request has its own"
+        );
     }
 }
 
@@ -64,7 +68,7 @@ async fn a_job_gets_the_correlation_id_of_its_request() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_process_is_live() {
     let app = App::start().await;
-    assert_snapshot!(app.get("/health/live").await.shown(), @r#"
+    assert_snapshot!(app.get("/health/live").await.snapshot(), @r#"
     200 OK
     {
       "status": "ok"
@@ -72,12 +76,14 @@ async fn a_running_process_is_live() {
     "#);
 }
 
-const LOOPS: [&str; 15] = [
+const LOOPS: [&str; 18] = [
     "bulk",
     "dispatcher",
     "event-reader",
     "guardian",
     "handlers",
+    "history",
+    "key-usage",
     "lease",
     "poller",
     "promoter",
@@ -86,6 +92,7 @@ const LOOPS: [&str; 15] = [
     "reporter",
     "retention",
     "scheduler",
+    "tasks",
     "webhooks",
     "worker-status",
 ];
@@ -134,4 +141,37 @@ async fn a_process_without_a_worker_is_degraded_and_one_whose_loops_have_stopped
     assert_eq!((response.status, &response.json()["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("unhealthy")));
     let loops = response.json()["checks"]["loops"].clone();
     assert!(loops.as_array().unwrap().iter().all(|check: &Value| check["status"] == "unhealthy"), "{loops:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slash_at_the_end_of_a_path_is_ignored() {
+    let app = App::start().await;
+    let created = app.post("/api/v1/jobs/", r#"{"name": "noop"}"#).await;
+    assert_eq!(created.status, StatusCode::CREATED, "{}", created.text);
+    let id = created.json()["id"].as_str().unwrap().to_owned();
+    app.wait_for_state(&id, "COMPLETED").await;
+    for path in [
+        &format!("/api/v1/jobs/{id}/"),
+        "/api/v1/jobs/?limit=1&q=noop",
+        "/api/v1/dead-letter/stats/",
+        "/api/v1/limits/",
+        "/health/",
+        "/health/live/",
+        "/metrics//",
+    ] {
+        let response = app.get(path).await;
+        assert_eq!(response.status, StatusCode::OK, "{path}: {}", response.text);
+        assert!(!response.header("x-request-id").is_empty());
+    }
+    assert_eq!(app.get("/api/v1/jobs/?limit=1&q=noop").await.json()["total"], 1, "the query is kept");
+    assert_eq!(app.get("/api/v1/nothing/").await.json()["error"]["code"], "NOT_FOUND");
+    assert_eq!(app.call("PUT", "/api/v1/jobs/", "").await.json()["error"]["code"], "METHOD_NOT_ALLOWED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_answers_as_readiness_does() {
+    let app = App::start().await;
+    let response = app.get("/health").await;
+    assert_eq!((response.status, &response.json()["status"]), (StatusCode::OK, &serde_json::json!("healthy")));
+    assert_eq!(response.json()["checks"]["database"]["status"], "healthy");
 }

@@ -9,8 +9,8 @@ use crate::app::{App, redacted};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_needs_only_a_name() {
     let app = App::start().await;
-    let response = app.post("/api/v1/jobs", r#"{"name": "elsewhere.kind"}"#).await;
-    assert_snapshot!(response.shown(), @r#"
+    let response = app.post("/api/v1/jobs", r#"{"name": "unhandled.type"}"#).await;
+    assert_snapshot!(response.snapshot(), @r#"
     201 Created
     {
       "correlationId": "<id 1>",
@@ -23,6 +23,7 @@ async fn a_job_needs_only_a_name() {
     assert_eq!(response.header("location"), format!("/api/v1/jobs/{id}"));
     assert_snapshot!(redacted(&app.job(&id).await), @r#"
     {
+      "attempt": 0,
       "backoffMultiplier": 2.0,
       "completedAt": null,
       "concurrencyKey": null,
@@ -46,7 +47,7 @@ async fn a_job_needs_only_a_name() {
       "jitter": 0.0,
       "maxDelay": 60000,
       "maxRetries": 3,
-      "name": "elsewhere.kind",
+      "name": "unhandled.type",
       "payload": {},
       "priority": "NORMAL",
       "progress": null,
@@ -63,7 +64,7 @@ async fn a_job_needs_only_a_name() {
       "status": "QUEUED",
       "tags": [],
       "timeoutMs": 1800000,
-      "type": "elsewhere.kind",
+      "type": "unhandled.type",
       "uniqueKey": null,
       "updatedAt": "<time>",
       "webhookUrl": null,
@@ -75,7 +76,7 @@ async fn a_job_needs_only_a_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_field_is_stored() {
     let app = App::start().await;
-    let parent = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let parent = app.create(r#"{"name": "unhandled.type"}"#).await;
     let id = app
         .create(&format!(
             r#"{{
@@ -96,9 +97,10 @@ async fn every_field_is_stored() {
         (&json!("2031-01-01T00:00:00.000Z"), &json!("2031-01-02T00:00:00.000Z"))
     );
     assert!(response.text.contains(r#""payload":{"to": "ñ", "n": 12345678901234567890123}"#), "{}", response.text);
-    assert_snapshot!(response.shown(), @r#"
+    assert_snapshot!(response.snapshot(), @r#"
     200 OK
     {
+      "attempt": 0,
       "backoffMultiplier": 1.5,
       "completedAt": null,
       "concurrencyKey": "customer-7",
@@ -165,7 +167,7 @@ async fn every_field_is_stored() {
 async fn a_completed_job_shows_its_log() {
     let app = App::start().await;
     let id = app.create(r#"{"name": "noop"}"#).await;
-    let job = app.job_is(&id, "COMPLETED").await;
+    let job = app.wait_for_state(&id, "COMPLETED").await;
     let events: Vec<_> = job["executionLog"].as_array().unwrap().iter().map(|entry| entry["event"].clone()).collect();
     assert_eq!(json!(events), json!(["created", "queued", "assigned", "started", "completed"]));
     assert_eq!(job["correlationId"], id, "its own id is its correlation id");
@@ -185,13 +187,13 @@ async fn an_idempotency_key_returns_the_same_job_and_rejects_another_body() {
     let second = keyed(r#"{"name": "noop"}"#).await;
     assert_eq!((second.status, &second.json()["id"]), (StatusCode::OK, &json!(id)));
     let other = keyed(r#"{"name": "noop", "priority": "HIGH"}"#).await;
-    assert_snapshot!(other.errors(), @"
-    409 CONFLICT: this idempotency key was used for another request
+    assert_snapshot!(other.error_snapshot(), @"
+    409 CONFLICT: this idempotency key was used for another request: job <id 1>
     id: <id 1>
     ");
     assert_eq!(other.json()["error"]["details"][0]["message"], id, "the id of the job that has the key");
     // The key stays after the job has finished.
-    app.job_is(&id, "COMPLETED").await;
+    app.wait_for_state(&id, "COMPLETED").await;
     let third = keyed(r#"{"name": "noop"}"#).await;
     assert_eq!((third.status, &third.json()["id"]), (StatusCode::OK, &json!(id)));
     assert_eq!(third.json()["status"], "COMPLETED", "the response has its current state");
@@ -202,7 +204,7 @@ async fn an_idempotency_key_returns_the_same_job_and_rejects_another_body() {
 async fn concurrent_requests_with_one_idempotency_key_create_one_job() {
     let app = App::start().await;
     let responses = futures_util::future::join_all((0..50).map(|_| {
-        let request = Request::post("/api/v1/jobs").header("idempotency-key", "at once");
+        let request = Request::post("/api/v1/jobs").header("idempotency-key", "concurrent");
         app.send(request.body(r#"{"name": "noop"}"#.into()).unwrap())
     }))
     .await;
@@ -215,21 +217,21 @@ async fn concurrent_requests_with_one_idempotency_key_create_one_job() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unique_key_is_free_after_its_job_has_finished() {
     let app = App::start().await;
-    let body = r#"{"name": "elsewhere.kind", "uniqueKey": "only one"}"#;
+    let body = r#"{"name": "unhandled.type", "uniqueKey": "only one"}"#;
     let id = app.create(body).await;
-    let refused = app.post("/api/v1/jobs", body).await;
-    assert_snapshot!(refused.errors(), @"
-    409 CONFLICT: job <id 1> with this uniqueKey has not finished
+    let rejected = app.post("/api/v1/jobs", body).await;
+    assert_snapshot!(rejected.error_snapshot(), @"
+    409 CONFLICT: a job with this uniqueKey has not finished: job <id 1>
     id: <id 1>
     ");
-    assert_eq!(refused.json()["error"]["details"][0]["message"], id);
+    assert_eq!(rejected.json()["error"]["details"][0]["message"], id);
     app.post(&format!("/api/v1/jobs/{id}/cancel"), "").await;
     let again = app.create(body).await;
     assert_ne!(again, id);
-    // A retried job cannot get its key back while another job has it.
-    let back = app.post(&format!("/api/v1/jobs/{id}/retry"), "").await;
-    assert_snapshot!(back.errors(), @"
-    409 CONFLICT: job <id 1> with this uniqueKey has not finished
+    // A job cannot be retried while another job has its key.
+    let retried = app.post(&format!("/api/v1/jobs/{id}/retry"), "").await;
+    assert_snapshot!(retried.error_snapshot(), @"
+    409 CONFLICT: a job with this uniqueKey has not finished: job <id 1>
     id: <id 1>
     ");
 }
@@ -237,22 +239,22 @@ async fn a_unique_key_is_free_after_its_job_has_finished() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dependent_of_a_failed_job_is_cancelled_or_runs_as_set() {
     let app = App::start().await;
-    let parent = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let parent = app.create(r#"{"name": "unhandled.type"}"#).await;
     let child = app.create(&format!(r#"{{"name": "noop", "dependsOn": ["{parent}"]}}"#)).await;
-    let stubborn =
+    let run_anyway =
         app.create(&format!(r#"{{"name": "noop", "dependsOn": ["{parent}"], "onParentFailure": "run"}}"#)).await;
     assert_eq!(app.job(&child).await["status"], "PENDING");
     app.post(&format!("/api/v1/jobs/{parent}/cancel"), "").await;
-    let child = app.job_is(&child, "CANCELLED").await;
+    let child = app.wait_for_state(&child, "CANCELLED").await;
     assert!(child["error"].as_str().unwrap().contains(&parent), "{child:#}");
-    app.job_is(&stubborn, "COMPLETED").await;
+    app.wait_for_state(&run_anyway, "COMPLETED").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_parent_is_rejected() {
     let app = App::start().await;
     let body = r#"{"name": "noop", "dependsOn": ["018f0000-0000-7000-8000-000000000000"]}"#;
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.error_snapshot(), @"
     400 VALIDATION_ERROR: dependsOn: there is no job <id 1>
     dependsOn: there is no job <id 1>
     ");

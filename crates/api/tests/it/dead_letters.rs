@@ -6,21 +6,21 @@ use serde_json::{Value, json};
 
 use crate::app::{App, TestResponse};
 
-/// Submits a job that fails at once, because its payload is not valid.
+/// Submits a job that fails immediately, because its payload is not valid.
 async fn failed(app: &App, queue: &str, payload: &str) -> String {
     let id = app.create(&format!(r#"{{"name": "http.request", "queue": "{queue}", "payload": {payload}}}"#)).await;
-    app.job_is(&id, "FAILED").await;
+    app.wait_for_state(&id, "FAILED").await;
     id
 }
 
-const PRIVATE: &str = r#"{"url": "http://127.0.0.1/"}"#;
+const PRIVATE_URL: &str = r#"{"url": "http://127.0.0.1/"}"#;
 
-async fn stocked() -> (App, [String; 3]) {
+async fn app_with_dead_letters() -> (App, [String; 3]) {
     let app = App::start().await;
-    let first = failed(&app, "a", PRIVATE).await;
+    let first = failed(&app, "a", PRIVATE_URL).await;
     let second = failed(&app, "b", r#"{"url": "no address"}"#).await;
-    let third = failed(&app, "a", PRIVATE).await;
-    app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let third = failed(&app, "a", PRIVATE_URL).await;
+    app.create(r#"{"name": "unhandled.type"}"#).await;
     (app, [first, second, third])
 }
 
@@ -30,12 +30,15 @@ fn ids(response: &TestResponse) -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_listed_newest_first_and_can_be_filtered() {
-    let (app, [first, second, third]) = stocked().await;
+    let (app, [first, second, third]) = app_with_dead_letters().await;
     let find = async |query: &str| ids(&app.get(&format!("/api/v1/dead-letter?{query}")).await);
     assert_eq!(find("").await, [third.as_str(), &second, &first]);
     assert_eq!(find("queue=b").await, [second.as_str()]);
     assert_eq!(find("type=http.request").await.len(), 3);
     assert_eq!(find("type=other").await.len(), 0);
+    assert_eq!(find("jobType=http.request").await.len(), 3);
+    assert_eq!(find("jobType=other").await.len(), 0);
+    assert_eq!(app.get("/api/v1/dead-letter?type=a&jobType=b").await.status, StatusCode::BAD_REQUEST);
     assert_eq!(find("error=PRIVATE").await, [third.as_str(), &first]);
     assert_eq!(find("error=private&queue=b").await.len(), 0);
     assert_eq!(find("reason=error&q=http").await.len(), 3);
@@ -55,7 +58,7 @@ async fn dead_letters_are_listed_newest_first_and_can_be_filtered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_shows_its_payload_and_the_errors_of_all_runs() {
-    let (app, [first, ..]) = stocked().await;
+    let (app, [first, ..]) = app_with_dead_letters().await;
     let dead_letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
     assert_eq!(dead_letter["payload"], json!({ "url": "http://127.0.0.1/" }));
     assert_eq!(dead_letter["attempts"].as_array().unwrap().len(), 1);
@@ -68,26 +71,56 @@ async fn a_dead_letter_shows_its_payload_and_the_errors_of_all_runs() {
     );
     assert!(dead_letter["executionLog"].as_array().unwrap().len() >= 3);
     app.post(&format!("/api/v1/dead-letter/{first}/retry"), "").await;
-    let again = app.job_is(&first, "FAILED").await;
-    assert!(again.get("attempts").is_none(), "only a dead letter shows them");
+    let again = app.wait_for_state(&first, "FAILED").await;
+    assert!(again.get("attempts").is_none(), "only a dead letter shows its attempts");
     let dead_letter = app.get(&format!("/api/v1/dead-letter/{first}")).await.json();
     assert_eq!(dead_letter["attempts"].as_array().unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_has_the_names_of_the_task_scheduler_api_too() {
+    let app = App::start().await;
+    let id = app
+        .create(&format!(
+            r#"{{"name": "Fetch it", "type": "http.request", "priority": "HIGH", "payload": {PRIVATE_URL}}}"#
+        ))
+        .await;
+    let job = app.wait_for_state(&id, "FAILED").await;
+    let list = app.get("/api/v1/dead-letter").await.json();
+    let single = app.get(&format!("/api/v1/dead-letter/{id}")).await.json();
+    for entry in [&list["data"][0], &single] {
+        for (name, expected) in [
+            ("id", &job["id"]),
+            ("originalJobId", &job["id"]),
+            ("jobName", &json!("Fetch it")),
+            ("jobType", &json!("http.request")),
+            ("jobPayload", &job["payload"]),
+            ("jobPriority", &json!("HIGH")),
+            ("failureReason", &job["error"]),
+            ("failureCount", &json!(1)),
+            ("lastError", &job["error"]),
+            ("failedAt", &job["completedAt"]),
+            ("originalCreatedAt", &job["createdAt"]),
+        ] {
+            assert_eq!(&entry[name], expected, "{name}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_is_retried_under_its_own_id() {
     let app = App::start().await;
-    let id = failed(&app, "a", PRIVATE).await;
+    let id = failed(&app, "a", PRIVATE_URL).await;
     let response = app.post(&format!("/api/v1/dead-letter/{id}/retry"), "").await;
     assert_eq!((response.status, response.json()), (StatusCode::OK, json!({ "id": id, "status": "QUEUED" })));
-    let job = app.job_is(&id, "FAILED").await;
+    let job = app.wait_for_state(&id, "FAILED").await;
     let output = job["executionLog"].as_array().unwrap().iter().find(|entry| entry["event"] == "retried").unwrap();
     assert_eq!(output["details"], "by loopback");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_letter_is_deleted() {
-    let (app, [first, ..]) = stocked().await;
+    let (app, [first, ..]) = app_with_dead_letters().await;
     let response = app.call("DELETE", &format!("/api/v1/dead-letter/{first}"), "").await;
     assert_eq!((response.status, response.text.as_str()), (StatusCode::NO_CONTENT, ""));
     assert_eq!(app.get(&format!("/api/v1/jobs/{first}")).await.status, StatusCode::NOT_FOUND);
@@ -95,23 +128,35 @@ async fn a_dead_letter_is_deleted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_counted() {
-    let (app, _) = stocked().await;
-    assert_snapshot!(app.get("/api/v1/dead-letter/stats").await.shown(), @r#"
+    let (app, _) = app_with_dead_letters().await;
+    assert_snapshot!(app.get("/api/v1/dead-letter/stats").await.snapshot(), @r#"
     200 OK
     {
-      "byQueue": {
-        "a": 2,
-        "b": 1
-      },
-      "byReason": {
-        "error": 3
-      },
-      "byType": {
-        "http.request": 3
-      },
+      "byQueue": [
+        {
+          "count": 2,
+          "queue": "a"
+        },
+        {
+          "count": 1,
+          "queue": "b"
+        }
+      ],
+      "byReason": [
+        {
+          "count": 3,
+          "reason": "error"
+        }
+      ],
+      "byType": [
+        {
+          "count": 3,
+          "jobType": "http.request"
+        }
+      ],
       "newest": "<time>",
       "oldest": "<time>",
-      "reasonsOf": 3,
+      "reasonSampleSize": 3,
       "total": 3
     }
     "#);
@@ -119,7 +164,7 @@ async fn dead_letters_are_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_retried_and_deleted_by_filter_after_a_dry_run() {
-    let (app, [first, second, third]) = stocked().await;
+    let (app, [first, second, third]) = app_with_dead_letters().await;
     let dry = app.post("/api/v1/dead-letter/bulk/delete", r#"{"filter": {"error": "private"}, "dryRun": true}"#).await;
     let dry = dry.json();
     assert_eq!((&dry["matched"], &dry["done"], &dry["sample"]), (&json!(2), &json!(0), &json!([third, first])));
@@ -132,13 +177,13 @@ async fn dead_letters_are_retried_and_deleted_by_filter_after_a_dry_run() {
     assert_eq!(ids(&app.get("/api/v1/dead-letter").await), [second.as_str()]);
     let all = app.post("/api/v1/dead-letter/bulk/retry", r#"{"all": true}"#).await.json();
     assert_eq!(all["done"], 1);
-    let log = app.job_is(&second, "FAILED").await["executionLog"].to_string();
+    let log = app.wait_for_state(&second, "FAILED").await["executionLog"].to_string();
     assert!(log.contains("by a bulk action"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_throttled_action_is_accepted_shown_and_finished() {
-    let (app, _) = stocked().await;
+    let (app, _) = app_with_dead_letters().await;
     let response = app.post("/api/v1/dead-letter/bulk/delete", r#"{"all": true, "perSecond": 100}"#).await;
     assert_eq!(response.status, StatusCode::ACCEPTED, "{}", response.text);
     let body = response.json();
@@ -146,14 +191,14 @@ async fn a_throttled_action_is_accepted_shown_and_finished() {
     assert_eq!((&body["matched"], &body["done"], &body["perSecond"]), (&json!(3), &json!(0), &json!(100)));
     let path = format!("/api/v1/bulk/{id}");
     assert_eq!(response.header("location"), path);
-    let over = loop {
+    let finished = loop {
         let shown = app.get(&path).await;
         if !shown.json()["finishedAt"].is_null() {
             break shown;
         }
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     };
-    assert_snapshot!(over.shown(), @r#"
+    assert_snapshot!(finished.snapshot(), @r#"
     200 OK
     {
       "action": "delete",
@@ -186,7 +231,7 @@ async fn a_throttled_action_is_accepted_shown_and_finished() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_throttled_action_can_be_cancelled() {
     let app = App::start().await;
-    let jobs: Vec<Value> = (0..50).map(|_| json!({ "name": "elsewhere.kind" })).collect();
+    let jobs: Vec<Value> = (0..50).map(|_| json!({ "name": "unhandled.type" })).collect();
     app.post("/api/v1/jobs/batch", json!({ "jobs": jobs }).to_string()).await;
     let body = app.post("/api/v1/jobs/bulk/cancel", r#"{"all": true, "perSecond": 1}"#).await.json();
     let stopped = app.post(&format!("/api/v1/bulk/{}/cancel", body["id"].as_str().unwrap()), "").await.json();
@@ -197,7 +242,7 @@ async fn a_throttled_action_can_be_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_is_not_dead_lettered_is_not_found() {
     let app = App::start().await;
-    let id = app.create(r#"{"name": "elsewhere.kind"}"#).await;
+    let id = app.create(r#"{"name": "unhandled.type"}"#).await;
     let unknown = "018f0000-0000-7000-8000-000000000000";
     let mut output = String::new();
     for (method, path) in [
@@ -209,10 +254,13 @@ async fn a_job_that_is_not_dead_lettered_is_not_found() {
         ("DELETE", "/nonsense".into()),
         ("POST", "/bulk/cancel".into()),
     ] {
-        output.push_str(&format!("{}\n", app.call(method, &format!("/api/v1/dead-letter{path}"), "{}").await.errors()));
+        output.push_str(&format!(
+            "{}\n",
+            app.call(method, &format!("/api/v1/dead-letter{path}"), "{}").await.error_snapshot()
+        ));
     }
-    let bulk = app.get(&format!("/api/v1/bulk/{unknown}")).await.errors();
-    assert_snapshot!(format!("{output}{bulk}\n{}", app.post("/api/v1/bulk/x/cancel", "").await.errors()), @r#"
+    let bulk = app.get(&format!("/api/v1/bulk/{unknown}")).await.error_snapshot();
+    assert_snapshot!(format!("{output}{bulk}\n{}", app.post("/api/v1/bulk/x/cancel", "").await.error_snapshot()), @r#"
     404 NOT_FOUND: job <id 1> is not dead-lettered (QUEUED)
     404 NOT_FOUND: job <id 1> is not dead-lettered (QUEUED)
     404 NOT_FOUND: job <id 1> is not dead-lettered (QUEUED)
@@ -229,9 +277,9 @@ async fn a_job_that_is_not_dead_lettered_is_not_found() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_filters_are_reported() {
-    let (app, _) = stocked().await;
+    let (app, _) = app_with_dead_letters().await;
     let mut output =
-        format!("{}\n", app.get("/api/v1/dead-letter?status=FAILED&reason=bad&error=&limit=0").await.errors());
+        format!("{}\n", app.get("/api/v1/dead-letter?status=FAILED&reason=bad&error=&limit=0").await.error_snapshot());
     for body in [
         "{}",
         r#"{"filter": {}}"#,
@@ -241,10 +289,10 @@ async fn invalid_filters_are_reported() {
         r#"{"filter": {"error": "x"}, "perSecond": 20000}"#,
         r#"{"filter": {"error": "x"}, "perSecond": -1}"#,
     ] {
-        output.push_str(&format!("{}\n", app.post("/api/v1/dead-letter/bulk/delete", body).await.errors()));
+        output.push_str(&format!("{}\n", app.post("/api/v1/dead-letter/bulk/delete", body).await.error_snapshot()));
     }
     let every = r#"{"filter": {"status": "PENDING,QUEUED,SCHEDULED,ASSIGNED,PROCESSING,RETRYING"}}"#;
-    output.push_str(&app.post("/api/v1/jobs/bulk/cancel", every).await.errors());
+    output.push_str(&app.post("/api/v1/jobs/bulk/cancel", every).await.error_snapshot());
     assert_snapshot!(output, @r#"
     400 VALIDATION_ERROR: 4 fields are not valid
     status: unknown parameter
@@ -260,12 +308,12 @@ async fn invalid_filters_are_reported() {
     400 VALIDATION_ERROR: 2 fields are not valid
     persecond: unknown field
     filter.error: must be a string
-    400 VALIDATION_ERROR: perSecond: must be from 1 to 10000, is 0
-    perSecond: must be from 1 to 10000, is 0
-    400 VALIDATION_ERROR: perSecond: must be from 1 to 10000, is 20000
-    perSecond: must be from 1 to 10000, is 20000
-    400 VALIDATION_ERROR: perSecond: must be a whole number, not negative
-    perSecond: must be a whole number, not negative
+    400 VALIDATION_ERROR: perSecond: must be between 1 and 10000, got 0
+    perSecond: must be between 1 and 10000, got 0
+    400 VALIDATION_ERROR: perSecond: must be between 1 and 10000, got 20000
+    perSecond: must be between 1 and 10000, got 20000
+    400 VALIDATION_ERROR: perSecond: must be a non-negative integer
+    perSecond: must be a non-negative integer
     400 VALIDATION_ERROR: filter: matches every job; set "all": true to confirm
     filter: matches every job; set "all": true to confirm
     "#);

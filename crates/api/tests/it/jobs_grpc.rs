@@ -15,7 +15,7 @@ fn client(app: &App) -> JobServiceClient<axum::Router> {
 }
 
 /// A job that does not start in this century.
-fn later(name: &str) -> JobSpec {
+fn far_future_job(name: &str) -> JobSpec {
     JobSpec {
         name: name.into(),
         scheduled_at: Some(prost_types::Timestamp { seconds: 4_102_444_800, nanos: 250_000_000 }),
@@ -42,7 +42,7 @@ async fn every_field_of_a_job_is_the_same_as_over_http() {
         }),
         timeout: Some(prost_types::Duration { seconds: 90, nanos: 0 }),
         tags: vec!["a".into()],
-        ..later("noop")
+        ..far_future_job("noop")
     };
     let created = client.create_job(CreateJobRequest { job: Some(spec) }).await.unwrap().into_inner();
     assert_eq!((created.state(), created.existed), (JobState::Pending, false));
@@ -52,14 +52,15 @@ async fn every_field_of_a_job_is_the_same_as_over_http() {
     assert_eq!(shown["scheduledAt"], "2100-01-01T00:00:00.250Z");
     let job = get(&mut client, &created.id).await;
     assert_eq!((job.state(), job.priority()), (JobState::Pending, Priority::High));
-    assert_eq!(job.payload_json, r#"{"big": 12345678901234567890123}"#, "to the letter");
+    assert_eq!(job.payload_json, r#"{"big": 12345678901234567890123}"#, "byte for byte");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_listed_cancelled_retried_watched_and_deleted() {
     let app = App::start().await;
     let mut client = client(&app);
-    let batch = BatchCreateJobsRequest { jobs: vec![later("noop"), later("noop"), later("other")] };
+    let batch =
+        BatchCreateJobsRequest { jobs: vec![far_future_job("noop"), far_future_job("noop"), far_future_job("other")] };
     let ids = client.batch_create_jobs(batch).await.unwrap().into_inner().ids;
     let first = ListJobsRequest {
         states: vec![JobState::Pending.into()],
@@ -78,7 +79,7 @@ async fn jobs_are_listed_cancelled_retried_watched_and_deleted() {
     assert_eq!((cancelled.state(), cancelled.cancel_requested), (JobState::Cancelled, false));
     let retried = client.retry_job(RetryJobRequest { id: id.clone() }).await.unwrap().into_inner();
     assert_eq!(retried.state(), JobState::Pending);
-    app.job_is(&id, "COMPLETED").await;
+    app.wait_for_state(&id, "COMPLETED").await;
     let mut stream = client.watch_job(WatchJobRequest { id: id.clone() }).await.unwrap().into_inner();
     assert_eq!(stream.message().await.unwrap().unwrap().job.unwrap().state(), JobState::Completed);
     assert!(stream.message().await.unwrap().is_none(), "the stream ends with the job");
@@ -94,14 +95,14 @@ async fn invalid_fields_are_reported_as_over_http() {
         priority: 99,
         timeout: Some(prost_types::Duration { seconds: -1, nanos: 0 }),
         payload_json: "no json".into(),
-        ..later("noop")
+        ..far_future_job("noop")
     };
     let rejected = client.create_job(CreateJobRequest { job: Some(spec) }).await.unwrap_err();
     assert_eq!(rejected.code(), Code::InvalidArgument);
     assert_eq!(
         rejected.message(),
         "3 fields are not valid; payload: must be a JSON object; priority: must be LOW, NORMAL, HIGH or CRITICAL; \
-         timeoutMs: must be a whole number, not negative"
+         timeoutMs: must be a non-negative integer"
     );
     assert_eq!(rejected.metadata().get("x-error-code").unwrap(), "VALIDATION_ERROR");
 }

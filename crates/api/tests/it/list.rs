@@ -1,16 +1,16 @@
 //! `GET /jobs`: filters, pages, cursors.
 
 use insta::assert_snapshot;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::app::App;
 
-/// Jobs named `a` to `f`, oldest first, each different.
-async fn stocked() -> (App, Vec<String>) {
-    fill(App::start().await).await
+/// Starts the API with jobs named `a` to `f`, oldest first, each different.
+async fn app_with_jobs() -> (App, Vec<String>) {
+    submit_jobs(App::start().await).await
 }
 
-async fn fill(app: App) -> (App, Vec<String>) {
+async fn submit_jobs(app: App) -> (App, Vec<String>) {
     let mut ids = Vec::new();
     for body in [
         r#"{"name": "a", "type": "email.send", "queue": "mail", "priority": "HIGH", "tags": ["red"]}"#,
@@ -24,8 +24,8 @@ async fn fill(app: App) -> (App, Vec<String>) {
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         ids.push(app.create(body).await);
     }
-    app.job_is(&ids[3], "COMPLETED").await;
-    app.job_is(&ids[5], "FAILED").await;
+    app.wait_for_state(&ids[3], "COMPLETED").await;
+    app.wait_for_state(&ids[5], "FAILED").await;
     app.post(&format!("/api/v1/jobs/{}/cancel", ids[4]), "").await;
     (app, ids)
 }
@@ -46,7 +46,7 @@ async fn every_filter_finds_matching_jobs_newest_first_on_postgres() {
 }
 
 async fn find_by_every_filter(app: App) {
-    let (app, ids) = fill(app).await;
+    let (app, ids) = submit_jobs(app).await;
     let created: Vec<String> = {
         let mut created = Vec::new();
         for id in &ids {
@@ -63,6 +63,20 @@ async fn find_by_every_filter(app: App) {
         ("status=PROCESSING", " of 0"),
         ("priority=HIGH", "a of 1"),
         ("priority=LOW", "c of 1"),
+        ("priority=LOW,HIGH", "ca of 2"),
+        ("priority=LOW&priority=HIGH", "ca of 2"),
+        ("name=c", "c of 1"),
+        ("name=noop", " of 0"),
+        ("workerId=unknown", " of 0"),
+        ("error=PRIVATE", "f of 1"),
+        ("error=private&status=COMPLETED", " of 0"),
+        ("reason=error", "f of 1"),
+        ("q=f", "fedc of 4"),
+        ("sort=created&order=asc", "abcdef of 6"),
+        ("sort=priority", "afedbc of 6"),
+        ("sort=priority&order=asc&status=QUEUED,PENDING", "cba of 3"),
+        ("sort=scheduledAt&limit=1", "c of 6"),
+        ("sort=updatedAt&order=ASC&status=QUEUED", "ab of 2"),
         ("type=email.send", "ba of 2"),
         ("type=email", " of 0"),
         ("queue=slow", "ec of 2"),
@@ -92,17 +106,18 @@ async fn find_by_every_filter(app: App) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_has_its_totals_in_body_and_headers_and_omits_the_logs() {
-    let (app, _) = stocked().await;
+    let (app, _) = app_with_jobs().await;
     let response = app.get("/api/v1/jobs?limit=4&page=2").await;
     let headers = ["x-total-count", "x-page", "x-limit", "x-total-pages"].map(|name| response.header(name));
     assert_eq!(headers, ["6", "2", "4", "2"]);
     assert_eq!(names(&response.json()), "ba of 6");
     let response = app.get("/api/v1/jobs?limit=5&page=2").await;
-    assert_snapshot!(response.shown(), @r#"
+    assert_snapshot!(response.snapshot(), @r#"
     200 OK
     {
       "jobs": [
         {
+          "attempt": 0,
           "backoffMultiplier": 2.0,
           "completedAt": null,
           "concurrencyKey": null,
@@ -144,7 +159,8 @@ async fn a_list_has_its_totals_in_body_and_headers_and_omits_the_logs() {
       ],
       "limit": 5,
       "page": 2,
-      "total": 6
+      "total": 6,
+      "totalPages": 2
     }
     "#);
     let response = app.get("/api/v1/jobs").await;
@@ -154,7 +170,7 @@ async fn a_list_has_its_totals_in_body_and_headers_and_omits_the_logs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cursor_reaches_every_job_while_new_jobs_arrive() {
-    let (app, _) = stocked().await;
+    let (app, _) = app_with_jobs().await;
     let (mut seen, mut cursor) = (String::new(), String::new());
     loop {
         let list = app.get(&format!("/api/v1/jobs?limit=2&cursor={cursor}")).await.json();
@@ -173,28 +189,30 @@ async fn a_cursor_reaches_every_job_while_new_jobs_arrive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_invalid_parameter_is_reported() {
     let app = App::start().await;
-    let query =
-        "page=0&limit=101&status=ASLEEP&priority=huge&createdAfter=now&createdBefore=&q=%20&cursor=x&colour=red";
-    assert_snapshot!(app.get(&format!("/api/v1/jobs?{query}")).await.errors(), @"
-    400 VALIDATION_ERROR: 9 fields are not valid
+    let query = "page=0&limit=101&status=ASLEEP&priority=huge&createdAfter=now&createdBefore=&q=%20&cursor=x&colour=red&sort=colour&order=up&error=";
+    assert_snapshot!(app.get(&format!("/api/v1/jobs?{query}")).await.error_snapshot(), @"
+    400 VALIDATION_ERROR: 12 fields are not valid
     page: must be a number from 1 to 1000000
     limit: must be a number from 1 to 100
     status: must be one of PENDING, QUEUED, SCHEDULED, ASSIGNED, PROCESSING, RETRYING, COMPLETED, FAILED, CANCELLED
     priority: must be LOW, NORMAL, HIGH or CRITICAL
-    createdAfter: must be a time like 2026-11-15T20:00:00Z
-    createdBefore: must be a time like 2026-11-15T20:00:00Z
+    createdAfter: must be a time like 2026-11-15T20:00:00Z, a date, or milliseconds since 1970
+    createdBefore: must be a time like 2026-11-15T20:00:00Z, a date, or milliseconds since 1970
     q: must not be empty
     cursor: must be the nextCursor of the previous page, or empty for the first page
     colour: unknown parameter
+    sort: must be created, updated, scheduled or priority
+    order: must be asc or desc
+    error: must not be empty
     ");
-    assert_snapshot!(app.get("/api/v1/jobs?limit=-1&page=1e3").await.errors(), @"
+    assert_snapshot!(app.get("/api/v1/jobs?limit=-1&page=1e3").await.error_snapshot(), @"
     400 VALIDATION_ERROR: 2 fields are not valid
     limit: must be a number from 1 to 100
     page: must be a number from 1 to 1000000
     ");
-    assert_snapshot!(app.get("/api/v1/jobs?page=1000000&limit=100").await.errors(), @"
-    400 VALIDATION_ERROR: page: pages end at job 10000; go on with cursor
-    page: pages end at job 10000; go on with cursor
+    assert_snapshot!(app.get("/api/v1/jobs?page=1000000&limit=100").await.error_snapshot(), @"
+    400 VALIDATION_ERROR: page: pages end at entry 10000; continue with cursor, the nextCursor of the last page
+    page: pages end at entry 10000; continue with cursor, the nextCursor of the last page
     ");
     for query in ["status=", "limit=0", "limit=", "page=99999999999999999999"] {
         assert_eq!(app.get(&format!("/api/v1/jobs?{query}")).await.status, 400, "{query}");
@@ -212,8 +230,8 @@ async fn unusual_texts_in_filters_find_nothing_on_postgres() {
 }
 
 async fn find_unusual_texts(app: App) {
-    let (app, _) = fill(app).await;
-    for name in ["type", "queue", "tag", "correlationId", "scheduleId", "q"] {
+    let (app, _) = submit_jobs(app).await;
+    for name in ["type", "name", "queue", "tag", "workerId", "correlationId", "scheduleId", "q"] {
         for text in ["%00", "a%00b", "two%0Alines"] {
             let response = app.get(&format!("/api/v1/jobs?{name}={text}")).await;
             assert_eq!(response.status, 400, "{name}={text}: {}", response.text);
@@ -223,5 +241,146 @@ async fn find_unusual_texts(app: App) {
             assert_eq!(response.status, 200, "{name}={text}: {}", response.text);
             assert_eq!(names(&response.json()), " of 0", "{name}={text}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_sort_can_be_continued_with_its_cursor() {
+    let (app, _) = app_with_jobs().await;
+    for (sort, expected) in [("created", "abcdef"), ("priority", "cbdefa"), ("scheduled", "abdefc")] {
+        let (mut seen, mut cursor) = (String::new(), String::new());
+        loop {
+            let query = format!("limit=2&sort={sort}&order=asc&cursor={cursor}");
+            let response = app.get(&format!("/api/v1/jobs?{query}")).await;
+            let list = response.json();
+            for job in list["jobs"].as_array().unwrap() {
+                seen.push_str(job["name"].as_str().unwrap());
+            }
+            match list["nextCursor"].as_str() {
+                Some(next) => {
+                    assert_eq!(response.header("x-next-cursor"), next);
+                    cursor = next.to_owned();
+                }
+                None => break,
+            }
+        }
+        assert_eq!(seen, expected, "{sort}");
+    }
+    let other = app.get("/api/v1/jobs?limit=1&sort=priority").await.json()["nextCursor"].as_str().unwrap().to_owned();
+    assert_snapshot!(app.get(&format!("/api/v1/jobs?cursor={other}")).await.error_snapshot(), @"
+    400 VALIDATION_ERROR: cursor: belongs to a list with another sort; begin with an empty cursor
+    cursor: belongs to a list with another sort; begin with an empty cursor
+    ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn total_pages_counts_only_pages_that_can_be_read() {
+    let app = App::start().await;
+    for _ in 0..2 {
+        let jobs = vec![r#"{"name": "a", "queue": "q"}"#; 5_001].join(",");
+        assert_eq!(app.post("/api/v1/jobs/batch", format!(r#"{{"jobs": [{jobs}]}}"#)).await.status, 201);
+    }
+    for (query, total, pages) in
+        [("limit=100", 10_002, 100), ("limit=30", 10_002, 333), ("createdAfter=2020-01-01", 10_000, 500)]
+    {
+        let path = format!("/api/v1/jobs?{query}");
+        let first = app.get(&path).await;
+        assert_eq!((&first.json()["total"], &first.json()["totalPages"]), (&json!(total), &json!(pages)), "{query}");
+        assert_eq!(first.header("x-total-pages"), pages.to_string());
+        let last = app.get(&format!("{path}&page={pages}")).await;
+        assert!(!last.json()["jobs"].as_array().unwrap().is_empty(), "{query}");
+        let cursor = last.json()["nextCursor"].as_str().unwrap().to_owned();
+        let beyond = app.get(&format!("{path}&page={}", pages + 1)).await;
+        assert!(beyond.status == 400 && beyond.text.contains("cursor"), "{}", beyond.text);
+        let rest = app.get(&format!("{path}&cursor={cursor}")).await.json();
+        assert!(!rest["jobs"].as_array().unwrap().is_empty(), "{query}: the cursor continues the list");
+    }
+    let bounded = app.get("/api/v1/jobs?createdAfter=2020-01-01").await;
+    assert_eq!((bounded.header("x-total-is-exact"), &bounded.json()["totalIsExact"]), ("false", &json!(false)));
+    let sorted = app.get("/api/v1/jobs?sort=updated").await;
+    assert_eq!((sorted.header("x-sort-is-exact"), &sorted.json()["sortIsExact"]), ("false", &json!(false)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bulk_actions_take_the_filters_of_lists() {
+    let (app, ids) = app_with_jobs().await;
+    for (filter, expected) in [
+        (r#"{"priority": ["LOW", "HIGH"]}"#, vec![&ids[2], &ids[0]]),
+        (r#"{"priority": "LOW,HIGH", "name": "a"}"#, vec![&ids[0]]),
+        (r#"{"error": "private"}"#, vec![&ids[5]]),
+        (r#"{"createdAfter": 4102444800000}"#, vec![]),
+    ] {
+        let body = format!(r#"{{"filter": {filter}, "dryRun": true}}"#);
+        let dry = app.post("/api/v1/jobs/bulk/delete", body).await.json();
+        assert_eq!(dry["sample"], json!(expected), "{filter}");
+    }
+    let done = app.post("/api/v1/jobs/bulk/delete", r#"{"filter": {"error": "private"}}"#).await.json();
+    assert_eq!((&done["matched"], &done["done"]), (&json!(1), &json!(1)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bulk_action_reaches_jobs_behind_the_bound_of_a_search() {
+    let app = App::start().await;
+    let old = app.create(r#"{"type": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#).await;
+    app.wait_for_state(&old, "FAILED").await;
+    for _ in 0..2 {
+        let jobs = vec![r#"{"name": "a"}"#; 5_001].join(",");
+        assert_eq!(app.post("/api/v1/jobs/batch", format!(r#"{{"jobs": [{jobs}]}}"#)).await.status, 201);
+    }
+    let list = app.get("/api/v1/jobs?error=private").await;
+    assert_eq!((list.header("x-is-partial"), &list.json()["isPartial"]), ("true", &json!(true)));
+    assert_eq!(list.json()["jobs"], json!([]));
+    let done = app.post("/api/v1/jobs/bulk/delete", r#"{"filter": {"error": "private"}}"#).await.json();
+    assert_eq!((&done["matchedIsExact"], &done["done"]), (&json!(false), &json!(1)), "{done}");
+    assert_eq!(app.get(&format!("/api/v1/jobs/{old}")).await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_list_has_the_same_envelope_parameters_and_headers() {
+    let (app, _) = app_with_jobs().await;
+    app.post("/api/v1/queues/mail/pause", "").await;
+    app.call("PATCH", "/api/v1/limits", r#"{"scope": "queue", "name": "mail", "concurrency": 1}"#).await;
+    let body = r#"{"name": "s", "intervalMs": 60000, "jobName": "noop", "jobPayload": {}, "isActive": false}"#;
+    let schedule = app.post("/api/v1/schedules", body).await.json()["id"].as_str().unwrap().to_owned();
+    for (path, entries) in [
+        ("jobs", "jobs"),
+        ("dead-letter", "data"),
+        ("schedules", "schedules"),
+        (&format!("schedules/{schedule}/ticks"), "ticks"),
+        ("queues", "queues"),
+        ("limits", "limits"),
+        ("workers", "workers"),
+        ("webhooks", "webhooks"),
+        ("audit", "entries"),
+        ("bulk", "actions"),
+        ("outbox", "sinks"),
+        ("outbox/dead-letter", "data"),
+    ] {
+        let response = app.get(&format!("/api/v1/{path}?limit=1&page=1")).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text);
+        let list = response.json();
+        assert_eq!((&list["page"], &list["limit"]), (&json!(1), &json!(1)), "{path}");
+        assert_eq!(list["totalPages"], list["total"], "{path}");
+        assert_eq!(list[entries].as_array().unwrap().len() as u64, list["total"].as_u64().unwrap().min(1), "{path}");
+        let headers =
+            ["x-total-count", "x-page", "x-limit", "x-total-pages"].map(|name| response.header(name).to_owned());
+        assert_eq!(
+            headers,
+            [&list["total"], &json!(1), &json!(1), &list["totalPages"]].map(Value::to_string),
+            "{path}"
+        );
+        let (mut seen, mut cursor) = (0, String::new());
+        loop {
+            let page = app.get(&format!("/api/v1/{path}?limit=1&cursor={cursor}")).await.json();
+            assert!(page.get("page").is_none(), "{path}");
+            seen += page[entries].as_array().unwrap().len();
+            match page["nextCursor"].as_str() {
+                Some(next) => cursor = next.to_owned(),
+                None => break,
+            }
+        }
+        assert_eq!(json!(seen), list["total"], "{path}: the cursor reaches every entry");
+        let wrong = app.get(&format!("/api/v1/{path}?page=0&colour=red")).await.error_snapshot();
+        assert!(wrong.contains("page: must be") && wrong.contains("colour: unknown parameter"), "{path}: {wrong}");
     }
 }

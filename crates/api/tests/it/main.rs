@@ -2,26 +2,34 @@
 
 #![expect(clippy::unwrap_used, reason = "a failing test must show where")]
 
+mod access;
+mod access_grpc;
 mod app;
 mod audit;
+mod bad_input;
 mod batch;
 mod bulk;
 mod change;
+mod conformance;
 mod context;
 mod create;
 mod dead_letters;
 mod events;
+mod events_grpc;
+mod job_events;
 mod jobs_grpc;
 mod list;
 mod metrics;
+mod metrics_api;
+mod openapi;
 mod outbox;
 mod queues;
 mod schedule_runs;
 mod schedules;
 mod schedules_grpc;
-mod stream;
-mod stream_grpc;
+mod tasks;
 mod trace;
+mod traffic;
 mod validation;
 mod webhooks;
 mod why;

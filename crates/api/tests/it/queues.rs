@@ -9,19 +9,19 @@ use crate::app::App;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_shows_its_jobs_and_settings() {
     let app = App::start().await;
-    app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "priority": "HIGH"}"#).await;
-    app.create(r#"{"name": "elsewhere.kind", "queue": "mail"}"#).await;
-    app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "scheduledAt": "2100-01-01T00:00:00Z"}"#).await;
+    app.create(r#"{"name": "unhandled.type", "queue": "mail", "priority": "HIGH"}"#).await;
+    app.create(r#"{"name": "unhandled.type", "queue": "mail"}"#).await;
+    app.create(r#"{"name": "unhandled.type", "queue": "mail", "scheduledAt": "2100-01-01T00:00:00Z"}"#).await;
     let body = r#"{"concurrency": 2, "rate": "100/1m", "strict": true, "fairness": "key"}"#;
     assert_eq!(app.call("PATCH", "/api/v1/queues/mail", body).await.status, StatusCode::OK);
-    app.post("/api/v1/queues/mail/pause", r#"{"reason": "the relay is down"}"#).await;
+    app.post("/api/v1/queues/mail/pause", r#"{"reason": "the SMTP server is down"}"#).await;
     let mut queue = app.get("/api/v1/queues/mail").await;
     let mut shown = queue.json();
     assert!(shown["waitingMs"].as_u64().unwrap() < 60_000);
     shown["waitingMs"] = json!(0);
     shown["ratePerMinute"] = Value::Null;
     queue.text = shown.to_string();
-    assert_snapshot!(queue.shown(), @r#"
+    assert_snapshot!(queue.snapshot(), @r#"
     200 OK
     {
       "concurrency": 2,
@@ -38,7 +38,7 @@ async fn a_queue_shows_its_jobs_and_settings() {
       "paused": {
         "at": "<time>",
         "by": "loopback",
-        "reason": "the relay is down"
+        "reason": "the SMTP server is down"
       },
       "pending": 1,
       "rate": {
@@ -59,9 +59,13 @@ async fn a_limit_that_was_set_can_be_reset() {
     let app = App::start().await;
     app.call("PATCH", "/api/v1/limits", r#"{"scope": "key", "name": "a", "concurrency": 3}"#).await;
     let reset = app.post("/api/v1/limits/reset", r#"{"scope": "key", "name": "a"}"#).await;
-    assert_eq!((reset.status, reset.json()), (StatusCode::OK, json!({ "limits": [] })));
+    assert_eq!((reset.status, &reset.json()["limits"]), (StatusCode::OK, &json!([])));
+    let unknown = app.post("/api/v1/limits/reset", r#"{"scope": "queue", "name": "nope"}"#).await;
+    insta::assert_snapshot!(unknown.error_snapshot(), @r#"404 NOT_FOUND: there is no limit for queue nope; list them with GET /api/v1/limits"#);
+    let unknown = app.post("/api/v1/queues/nope/resume", "").await;
+    insta::assert_snapshot!(unknown.error_snapshot(), @r#"404 NOT_FOUND: no queue "nope"; a queue exists as soon as a job or a setting names it"#);
     let bad = app.post("/api/v1/limits/reset", r#"{"scope": "moon", "concurrency": 1}"#).await;
-    assert_snapshot!(bad.errors(), @r#"
+    assert_snapshot!(bad.error_snapshot(), @r#"
     400 VALIDATION_ERROR: 2 fields are not valid
     scope: must be system, queue, type or key
     concurrency: unknown field
@@ -71,8 +75,8 @@ async fn a_limit_that_was_set_can_be_reset() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_queue_that_a_job_or_setting_names_is_listed() {
     let app = App::start().await;
-    assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }));
-    app.create(r#"{"name": "elsewhere.kind", "queue": "of a job"}"#).await;
+    assert_eq!(app.get("/api/v1/queues").await.json()["queues"], json!([]));
+    app.create(r#"{"name": "unhandled.type", "queue": "of a job"}"#).await;
     app.call("PATCH", "/api/v1/queues/of a setting".replace(' ', "%20").as_str(), r#"{"strict": true}"#).await;
     app.call("PATCH", "/api/v1/limits", r#"{"scope": "queue", "name": "of a limit", "concurrency": 1}"#).await;
     let queues = app.get("/api/v1/queues").await.json();
@@ -115,9 +119,10 @@ async fn limits_are_set_for_the_system_types_and_keys() {
         let response = app.call("PATCH", "/api/v1/limits", body).await;
         assert_eq!(response.status, StatusCode::OK, "{}", response.text);
     }
-    assert_snapshot!(app.get("/api/v1/limits").await.shown(), @r#"
+    assert_snapshot!(app.get("/api/v1/limits").await.snapshot(), @r#"
     200 OK
     {
+      "limit": 100,
       "limits": [
         {
           "changedAt": "<time>",
@@ -154,7 +159,10 @@ async fn limits_are_set_for_the_system_types_and_keys() {
           "reachedAt": null,
           "scope": "key"
         }
-      ]
+      ],
+      "page": 1,
+      "total": 3,
+      "totalPages": 1
     }
     "#);
 }
@@ -176,31 +184,31 @@ async fn an_invalid_queue_setting_is_reported() {
         r#"{"rate": "5/32d"}"#,
         r#"{"strict": "yes", "fairness": "all", "speed": 1}"#,
     ] {
-        output.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/queues/mail", body).await.errors()));
+        output.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/queues/mail", body).await.error_snapshot()));
     }
     assert_snapshot!(output, @r#"
     400 VALIDATION_ERROR: body: nothing to change; set concurrency, rate, strict or fairness
     body: nothing to change; set concurrency, rate, strict or fairness
     400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
     body: is not valid JSON: EOF while parsing a value at line 1 column 0
-    400 VALIDATION_ERROR: concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
-    concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
-    400 VALIDATION_ERROR: concurrency: must be a whole number, not negative
-    concurrency: must be a whole number, not negative
-    400 VALIDATION_ERROR: concurrency: must be from 1 to 1000000, is 4294967295
-    concurrency: must be from 1 to 1000000, is 4294967295
+    400 VALIDATION_ERROR: concurrency: must be between 1 and 1000000, got 0; to stop a queue, pause it
+    concurrency: must be between 1 and 1000000, got 0; to stop a queue, pause it
+    400 VALIDATION_ERROR: concurrency: must be a non-negative integer
+    concurrency: must be a non-negative integer
+    400 VALIDATION_ERROR: concurrency: must be between 1 and 1000000, got 4294967295
+    concurrency: must be between 1 and 1000000, got 4294967295
     400 VALIDATION_ERROR: rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
     rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
     400 VALIDATION_ERROR: rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
     rate: must be like "100/1m" or {"count": 100, "periodMs": 60000}
     400 VALIDATION_ERROR: 2 fields are not valid
-    rate.count: must be from 1 to 10000000, is 0
-    rate.periodMs: must be from 1 to 2678400000, is 0
+    rate.count: must be between 1 and 10000000, got 0
+    rate.periodMs: must be between 1 and 2678400000, got 0
     400 VALIDATION_ERROR: 2 fields are not valid
     rate.period: unknown field
     rate.periodMs: is required
-    400 VALIDATION_ERROR: rate.periodMs: must be from 1 to 2678400000, is 2764800000
-    rate.periodMs: must be from 1 to 2678400000, is 2764800000
+    400 VALIDATION_ERROR: rate.periodMs: must be between 1 and 2678400000, got 2764800000
+    rate.periodMs: must be between 1 and 2678400000, got 2764800000
     400 VALIDATION_ERROR: 3 fields are not valid
     strict: must be true or false
     fairness: must be none or key
@@ -208,10 +216,10 @@ async fn an_invalid_queue_setting_is_reported() {
     "#);
     let long = "x".repeat(101);
     let names = [
-        app.call("PATCH", &format!("/api/v1/queues/{long}"), r#"{"strict": true}"#).await.errors(),
-        app.post("/api/v1/queues/a%00b/pause", "").await.errors(),
-        app.post("/api/v1/queues/mail/pause", r#"{"why": "x", "reason": ""}"#).await.errors(),
-        app.get("/api/v1/queues/nowhere").await.errors(),
+        app.call("PATCH", &format!("/api/v1/queues/{long}"), r#"{"strict": true}"#).await.error_snapshot(),
+        app.post("/api/v1/queues/a%00b/pause", "").await.error_snapshot(),
+        app.post("/api/v1/queues/mail/pause", r#"{"why": "x", "reason": ""}"#).await.error_snapshot(),
+        app.get("/api/v1/queues/nowhere").await.error_snapshot(),
     ];
     assert_snapshot!(names.join("\n"), @r#"
     400 VALIDATION_ERROR: name: must have 1 to 100 characters, has 101
@@ -223,7 +231,7 @@ async fn an_invalid_queue_setting_is_reported() {
     why: unknown field
     404 NOT_FOUND: no queue "nowhere"; a queue exists as soon as a job or a setting names it
     "#);
-    assert_eq!(app.get("/api/v1/queues").await.json(), json!({ "queues": [] }), "nothing was set");
+    assert_eq!(app.get("/api/v1/queues").await.json()["queues"], json!([]), "nothing was set");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,7 +248,7 @@ async fn an_invalid_limit_is_reported() {
         r#"{"scope": "type", "name": "x"}"#,
         r#"{"scope": "type", "name": "x", "concurrency": 0, "speed": 1}"#,
     ] {
-        output.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/limits", body).await.errors()));
+        output.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/limits", body).await.error_snapshot()));
     }
     assert_snapshot!(output, @r"
     400 VALIDATION_ERROR: scope: must be system, queue, type or key
@@ -259,24 +267,25 @@ async fn an_invalid_limit_is_reported() {
     body: nothing to change; set concurrency or rate
     400 VALIDATION_ERROR: 2 fields are not valid
     speed: unknown field
-    concurrency: must be from 1 to 1000000, is 0; to stop a queue, pause it
+    concurrency: must be between 1 and 1000000, got 0; to stop a queue, pause it
     ");
-    assert_eq!(app.get("/api/v1/limits").await.json(), json!({ "limits": [] }));
+    assert_eq!(app.get("/api/v1/limits").await.json()["limits"], json!([]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_metrics_show_queues_and_dead_letters() {
     let app = App::start().await;
-    app.create(r#"{"name": "elsewhere.kind", "queue": "mail", "priority": "HIGH"}"#).await;
+    app.create(r#"{"name": "unhandled.type", "queue": "mail", "priority": "HIGH"}"#).await;
     app.post("/api/v1/queues/mail/pause", "").await;
     let failed = app.create(r#"{"name": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#).await;
-    app.job_is(&failed, "FAILED").await;
+    app.wait_for_state(&failed, "FAILED").await;
     let text = app.get("/metrics").await.text;
     for line in [
-        "dlq_size 1",
-        r#"queue_depth{queue="mail",priority="HIGH"} 1"#,
-        r#"queue_paused{queue="mail"} 1"#,
-        r#"queue_paused{queue="default"} 0"#,
+        "faena_dead_jobs 1",
+        "dlq_size 0",
+        r#"faena_queue_depth{queue="mail",priority="HIGH"} 1"#,
+        r#"faena_queue_paused{queue="mail"} 1"#,
+        r#"faena_queue_paused{queue="default"} 0"#,
     ] {
         assert!(text.lines().any(|known| known == line), "{line}: {text}");
     }

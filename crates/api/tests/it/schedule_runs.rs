@@ -15,20 +15,20 @@ use crate::{
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_can_be_triggered() {
     let app = App::start().await;
-    let mut output = quiet();
-    output["jobName"] = json!("noop");
-    output["jobPriority"] = json!("HIGH");
-    output["tags"] = json!(["night"]);
-    output["isActive"] = json!(false);
-    output["jobPayload"] = json!({"at": "{{due}}", "n": "{{run}}"});
-    let id = create(&app, &output).await;
+    let mut body = quiet();
+    body["jobName"] = json!("noop");
+    body["jobPriority"] = json!("HIGH");
+    body["tags"] = json!(["night"]);
+    body["isActive"] = json!(false);
+    body["jobPayload"] = json!({"at": "{{due}}", "n": "{{run}}"});
+    let id = create(&app, &body).await;
     let response = app.post(&format!("{PATH}/{id}/trigger"), "").await;
     let job = response.json()["jobId"].as_str().unwrap().to_owned();
     assert_eq!(
         (response.status, response.header("location")),
         (StatusCode::CREATED, format!("/api/v1/jobs/{job}").as_str())
     );
-    let done = app.job_is(&job, "COMPLETED").await;
+    let done = app.wait_for_state(&job, "COMPLETED").await;
     assert_eq!(
         (&done["priority"], &done["tags"], &done["scheduleId"]),
         (&json!("HIGH"), &json!(["night"]), &json!(id))
@@ -43,6 +43,8 @@ async fn a_schedule_can_be_triggered() {
     let ticks = app.get(&format!("{PATH}/{id}/ticks")).await;
     insta::assert_snapshot!(redacted(&ticks.json()), @r#"
     {
+      "limit": 20,
+      "page": 1,
       "ticks": [
         {
           "at": "<time>",
@@ -52,15 +54,17 @@ async fn a_schedule_can_be_triggered() {
           "outcome": "triggered",
           "scheduleId": "<id 2>"
         }
-      ]
+      ],
+      "total": 1,
+      "totalPages": 1
     }
     "#);
     let before = ticks.json()["ticks"][0]["dueAt"].as_str().unwrap().to_owned();
-    assert_eq!(app.get(&format!("{PATH}/{id}/ticks?limit=5&before={before}")).await.json(), json!({"ticks": []}));
-    insta::assert_snapshot!(app.get(&format!("{PATH}/{id}/ticks?limit=0&before=now&after=1")).await.errors(), @r"
+    assert_eq!(app.get(&format!("{PATH}/{id}/ticks?limit=5&before={before}")).await.json()["ticks"], json!([]));
+    insta::assert_snapshot!(app.get(&format!("{PATH}/{id}/ticks?limit=0&before=now&after=1")).await.error_snapshot(), @r"
     400 VALIDATION_ERROR: 3 fields are not valid
     limit: must be a number from 1 to 100
-    before: must be a time like 2026-11-15T20:00:00Z
+    before: must be a time like 2026-11-15T20:00:00Z, a date, or milliseconds since 1970
     after: unknown parameter
     ");
 }
@@ -116,7 +120,7 @@ async fn the_next_runs_are_shown_with_a_note_where_daylight_saving_applies() {
     insta::assert_snapshot!(serde_json::to_string_pretty(&preview.json()).unwrap(), @r##"
     {
       "explanation": "At 02:30 (Europe/Madrid)",
-      "runs": [
+      "nextRuns": [
         {
           "at": "2035-03-24T01:30:00.000Z",
           "local": "2035-03-24T02:30:00+01:00"
@@ -135,11 +139,11 @@ async fn the_next_runs_are_shown_with_a_note_where_daylight_saving_applies() {
     }
     "##);
     assert_eq!(app.get(&format!("{PATH}/{id}/next-runs?count=3")).await.json(), preview.json());
-    assert_eq!(app.get(&format!("{PATH}/{id}/preview")).await.json()["runs"].as_array().unwrap().len(), 10);
+    assert_eq!(app.get(&format!("{PATH}/{id}/preview")).await.json()["nextRuns"].as_array().unwrap().len(), 10);
     patch(&app, &id, json!({"dstGap": "skip"})).await;
     let skipped = app.get(&format!("{PATH}/{id}/preview?count=2")).await.json();
-    assert_eq!(skipped["runs"][1]["at"], "2035-03-26T00:30:00.000Z", "{skipped:#}");
-    insta::assert_snapshot!(app.get(&format!("{PATH}/{id}/preview?count=1001&x=1")).await.errors(), @r"
+    assert_eq!(skipped["nextRuns"][1]["at"], "2035-03-26T00:30:00.000Z", "{skipped:#}");
+    insta::assert_snapshot!(app.get(&format!("{PATH}/{id}/preview?count=1001&x=1")).await.error_snapshot(), @r"
     400 VALIDATION_ERROR: 2 fields are not valid
     count: must be a number from 1 to 1000
     x: unknown parameter
@@ -179,11 +183,11 @@ async fn a_schedule_with_an_unknown_time_zone_is_shown_with_the_reason_and_can_b
     assert_eq!(app.get(PATH).await.json()["total"], 1);
     let preview = app.get(&format!("{PATH}/{id}/preview")).await.json();
     assert!(preview["explanation"].as_str().unwrap().starts_with(why), "{preview:#}");
-    assert_eq!(preview["runs"], json!([]));
+    assert_eq!(preview["nextRuns"], json!([]));
     assert_eq!(app.post(&format!("{PATH}/{id}/trigger"), "").await.status, StatusCode::BAD_REQUEST);
 
-    let mended = patch(&app, &id, json!({"timezone": "UTC", "isActive": true})).await.json();
-    assert!(mended["nextRunAt"].is_string(), "{mended:#}");
+    let repaired = patch(&app, &id, json!({"timezone": "UTC", "isActive": true})).await.json();
+    assert!(repaired["nextRunAt"].is_string(), "{repaired:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,6 +202,7 @@ async fn schedules_are_counted() {
     lines.sort_unstable();
     insta::assert_snapshot!(lines.join("\n"), @r##"
     faena_schedule_late_seconds 0.0
+    faena_schedule_overdue_seconds 0.0
     faena_schedule_ticks_total{outcome="fired"} 0
     faena_schedule_ticks_total{outcome="missed"} 0
     faena_schedule_ticks_total{outcome="skipped"} 0

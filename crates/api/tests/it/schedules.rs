@@ -32,7 +32,7 @@ async fn a_schedule_is_created_shown_and_listed() {
     let response = app.post(PATH, quiet().to_string()).await;
     let id = response.json()["id"].as_str().unwrap().to_owned();
     assert_eq!(response.header("location"), format!("{PATH}/{id}"));
-    insta::assert_snapshot!(response.shown(), @r#"
+    insta::assert_snapshot!(response.snapshot(), @r#"
     201 Created
     {
       "id": "<id 1>",
@@ -42,7 +42,7 @@ async fn a_schedule_is_created_shown_and_listed() {
     "#);
     assert_eq!(response.json()["nextRunAt"], "2035-03-24T01:30:00.000Z");
     let shown = app.get(&format!("{PATH}/{id}")).await;
-    insta::assert_snapshot!(shown.shown(), @r#"
+    insta::assert_snapshot!(shown.snapshot(), @r#"
     200 OK
     {
       "backoffMultiplier": 2.0,
@@ -67,6 +67,7 @@ async fn a_schedule_is_created_shown_and_listed() {
       },
       "jobPriority": "NORMAL",
       "jobType": "report",
+      "jobs": [],
       "lastDueAt": null,
       "lastJobId": null,
       "lastRunAt": null,
@@ -91,14 +92,17 @@ async fn a_schedule_is_created_shown_and_listed() {
     }
     "#);
     let list = app.get(PATH).await;
-    assert_eq!(list.json(), json!({"schedules": [shown.json()], "total": 1, "page": 1, "limit": 20}));
+    let mut listed = shown.json();
+    listed.as_object_mut().unwrap().remove("jobs");
+    let expected = json!({"schedules": [listed], "total": 1, "page": 1, "limit": 20, "totalPages": 1});
+    assert_eq!(list.json(), expected);
     assert_eq!((list.header("x-total-count"), list.header("x-total-pages"), list.header("x-page")), ("1", "1", "1"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_setting_is_stored() {
     let app = App::start().await;
-    let output = json!({
+    let body = json!({
         "name": "all", "description": "two\nlines", "intervalMs": 90_000, "timezone": "America/New_York",
         "dstGap": "skip", "dstOverlap": "both", "startAt": "2035-01-01T00:00:00.000Z", "endAt": "2035-02-01T00:00:00.000Z",
         "except": ["2035-01-02", "2035-01-05/2035-01-07"], "jobName": "The report", "jobType": "report",
@@ -108,9 +112,9 @@ async fn every_setting_is_stored() {
         "misfire": "catch_up", "misfireGraceMs": 5_000, "catchUpLimit": 7, "overlap": "queue_one", "jitterMs": 250,
         "maxRuns": 9, "isActive": false,
     });
-    let id = create(&app, &output).await;
+    let id = create(&app, &body).await;
     let shown = app.get(&format!("{PATH}/{id}")).await.json();
-    for (name, value) in output.as_object().unwrap() {
+    for (name, value) in body.as_object().unwrap() {
         assert_eq!(&shown[name], value, "{name}");
     }
     assert_eq!(shown["nextRunAt"], Value::Null, "it is not active");
@@ -132,11 +136,12 @@ async fn a_list_can_be_filtered_and_paged() {
     ] {
         let list = app.get(&format!("{PATH}?{query}")).await.json();
         let mut names: Vec<&str> =
-            list["schedules"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+            list["schedules"].as_array().unwrap().iter().map(|schedule| schedule["name"].as_str().unwrap()).collect();
         names.sort_unstable();
         assert_eq!(names, expected, "{query}: {list:#}");
     }
-    let errors = app.get(&format!("{PATH}?isActive=maybe&limit=101&page=0&q=+&sort=name&limit=1")).await.errors();
+    let errors =
+        app.get(&format!("{PATH}?isActive=maybe&limit=101&page=0&q=+&sort=name&limit=1")).await.error_snapshot();
     insta::assert_snapshot!(errors, @r"
     400 VALIDATION_ERROR: 6 fields are not valid
     isActive: must be true or false
@@ -151,12 +156,12 @@ async fn a_list_can_be_filtered_and_paged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_given_fields_change_and_null_removes_a_value() {
     let app = App::start().await;
-    let mut output = quiet();
-    output["description"] = json!("for Ada");
-    output["endAt"] = json!("2036-01-01T00:00:00.000Z");
-    output["maxRetries"] = json!(7);
-    output["webhookUrl"] = json!("https://example.org/hook");
-    let id = create(&app, &output).await;
+    let mut body = quiet();
+    body["description"] = json!("for Ada");
+    body["endAt"] = json!("2036-01-01T00:00:00.000Z");
+    body["maxRetries"] = json!(7);
+    body["webhookUrl"] = json!("https://example.org/hook");
+    let id = create(&app, &body).await;
     let before = app.get(&format!("{PATH}/{id}")).await.json();
 
     let changed = patch(&app, &id, json!({"cronExpr": "0 4 * * *", "jobPriority": "LOW", "tags": ["x"]})).await;
@@ -172,20 +177,21 @@ async fn only_the_given_fields_change_and_null_removes_a_value() {
     ] {
         expected[name] = value;
     }
+    expected.as_object_mut().unwrap().remove("jobs");
     assert_eq!(changed.json(), expected);
 
     let cleared = json!({"description": null, "endAt": null, "maxRetries": null, "webhookUrl": null, "timezone": null, "jobPayload": null, "tags": null});
     let cleared = patch(&app, &id, cleared).await.json();
-    let of = |name: &str| cleared[name].clone();
+    let field = |name: &str| cleared[name].clone();
     assert_eq!(
         [
-            of("description"),
-            of("endAt"),
-            of("maxRetries"),
-            of("webhookUrl"),
-            of("timezone"),
-            of("jobPayload"),
-            of("tags")
+            field("description"),
+            field("endAt"),
+            field("maxRetries"),
+            field("webhookUrl"),
+            field("timezone"),
+            field("jobPayload"),
+            field("tags")
         ],
         [Value::Null, Value::Null, json!(3), Value::Null, json!("UTC"), json!({}), json!([])]
     );
@@ -203,17 +209,17 @@ async fn an_invalid_change_changes_nothing() {
     let id = create(&app, &quiet()).await;
     let before = app.get(&format!("{PATH}/{id}")).await.json();
     let both = patch(&app, &id, json!({"intervalMs": 5_000, "queue": 7, "maxRetries": 11})).await;
-    insta::assert_snapshot!(both.errors(), @r"
+    insta::assert_snapshot!(both.error_snapshot(), @r"
     400 VALIDATION_ERROR: 3 fields are not valid
     queue: must be a string
     cronExpression: cannot be combined with intervalMs; set one of them (to switch, set the other to null)
-    maxRetries: must be from 0 to 10, is 11
+    maxRetries: must be between 0 and 10, got 11
     ");
-    insta::assert_snapshot!(patch(&app, &id, json!({})).await.errors(), @r"
+    insta::assert_snapshot!(patch(&app, &id, json!({})).await.error_snapshot(), @r"
     400 VALIDATION_ERROR: body: nothing to change; set at least one field
     body: nothing to change; set at least one field
     ");
-    insta::assert_snapshot!(patch(&app, &id, json!({"name": null, "cron": "@daily"})).await.errors(), @r"
+    insta::assert_snapshot!(patch(&app, &id, json!({"name": null, "cron": "@daily"})).await.error_snapshot(), @r"
     400 VALIDATION_ERROR: 2 fields are not valid
     name: is required
     cron: unknown field
@@ -245,7 +251,7 @@ async fn aliases_of_fields_are_accepted_and_must_not_differ() {
     let same = json!({"name": "x", "cronExpr": "@daily", "cronExpression": "@daily", "enabled": true, "isActive": true, "jobName": "noop"});
     create(&app, &same).await;
     let other = json!({"name": "x", "cronExpr": "@hourly", "cronExpression": "@daily", "enabled": true, "isActive": false, "jobName": "noop"});
-    insta::assert_snapshot!(app.post(PATH, other.to_string()).await.errors(), @r"
+    insta::assert_snapshot!(app.post(PATH, other.to_string()).await.error_snapshot(), @r"
     400 VALIDATION_ERROR: 2 fields are not valid
     cronExpr: differs from cronExpression; set only one of them
     enabled: differs from isActive; set only one of them
@@ -293,8 +299,8 @@ async fn every_invalid_field_is_reported_and_nothing_is_stored() {
     for body in invalid_schedules() {
         let response = app.post(PATH, body.to_string()).await;
         let validated = app.post(&format!("{PATH}/validate"), body.to_string()).await;
-        assert_eq!(response.errors(), validated.errors(), "validate reports the same errors");
-        let errors = response.errors();
+        assert_eq!(response.error_snapshot(), validated.error_snapshot(), "validate reports the same errors");
+        let errors = response.error_snapshot();
         let (head, details) = errors.split_once('\n').unwrap();
         assert!(head.starts_with("400 VALIDATION_ERROR: "), "{head}");
         text.push_str(&format!("{body}\n{details}\n\n"));
@@ -302,7 +308,7 @@ async fn every_invalid_field_is_reported_and_nothing_is_stored() {
     insta::assert_snapshot!(text, @r##"
     {}
     name: is required
-    jobName: is required (or jobType)
+    jobName: is required unless jobType is set
     cronExpression: is missing; set cronExpression or intervalMs
 
     {"jobName":"noop","name":"x"}
@@ -327,10 +333,10 @@ async fn every_invalid_field_is_reported_and_nothing_is_stored() {
     timezone: unknown time zone "Europe/Madird"; did you mean "Europe/Madrid"?
 
     {"intervalMs":999,"jobName":"noop","name":"x"}
-    intervalMs: must be from 1000 (1 s) to 315360000000 (10 years), is 999
+    intervalMs: must be between 1000 (1 s) and 315360000000 (10 years), got 999
 
     {"intervalMs":"5s","jobName":"noop","name":"x"}
-    intervalMs: must be a whole number, not negative
+    intervalMs: must be a non-negative integer
 
     {"endAt":"2035-01-01T00:00:00Z","intervalMs":5000,"jobName":"noop","name":"x","startAt":"2035-01-02T00:00:00Z"}
     endAt: must be later than startAt (<time>), is <time>
@@ -356,22 +362,22 @@ async fn every_invalid_field_is_reported_and_nothing_is_stored() {
     overlap: must be allow, skip, queue_one or cancel_previous
     isActive: must be true or false
     cron: unknown field
-    misfireGraceMs: must be from 1000 to 86400000, is 0
-    catchUpLimit: must be from 1 to 10000, is 0
-    jitterMs: must be from 0 to 86400000, is 99999999999
-    maxRuns: must be from 1 to 9223372036854775807, is 0
-    maxRetries: must be from 0 to 10, is 99
-    timeoutMs: must be from 1 to 2592000000, is 0
+    misfireGraceMs: must be between 1000 and 86400000, got 0
+    catchUpLimit: must be between 1 and 10000, got 0
+    jitterMs: must be between 0 and 86400000, got 99999999999
+    maxRuns: must be between 1 and 9223372036854775807, got 0
+    maxRetries: must be between 0 and 10, got 99
+    timeoutMs: must be between 1 and 2592000000, got 0
 
     {"intervalMs":5000,"jobName":"","name":"x"}
-    jobName: is required (or jobType)
+    jobName: is required unless jobType is set
 
     {"intervalMs":5000,"jobType":7,"name":"x"}
     jobType: must be a string
     "##);
-    let over =
+    let ended =
         app.post(PATH, schedule(json!({"intervalMs": 5_000, "endAt": "2020-01-01T00:00:00Z"})).to_string()).await;
-    assert!(over.errors().contains("\nendAt: never fires: the first due time, "), "{}", over.text);
+    assert!(ended.error_snapshot().contains("\nendAt: never fires: the first due time, "), "{}", ended.text);
     assert_eq!(app.get(PATH).await.json()["total"], 0);
 }
 

@@ -40,7 +40,7 @@ async fn a_schedule_is_managed_over_grpc() {
     let id = created.id.clone();
     let shown: Value = app.get(&format!("{PATH}/{id}")).await.json();
     assert_eq!((&shown["except"], &shown["retryOn"]), (&json!(["2035-12-25"]), &json!("transient")));
-    assert!(app.get(&format!("{PATH}/{id}")).await.text.contains("12345678901234567890123"), "to the letter");
+    assert!(app.get(&format!("{PATH}/{id}")).await.text.contains("12345678901234567890123"), "unchanged");
 
     let list = ListSchedulesRequest { is_active: Some(true), query: Some("NIGHT".into()), ..Default::default() };
     let list = client.list_schedules(list).await.unwrap().into_inner();
@@ -69,7 +69,7 @@ async fn a_schedule_is_managed_over_grpc() {
 
     let triggered = client.trigger_schedule(TriggerScheduleRequest { id: id.clone() }).await.unwrap();
     let job = triggered.into_inner().job_id;
-    app.job_is(&job, "COMPLETED").await;
+    app.wait_for_state(&job, "COMPLETED").await;
     let get = GetScheduleRequest { id: id.clone() };
     let schedule = client.get_schedule(get.clone()).await.unwrap().into_inner().schedule.unwrap();
     let latest = &schedule.jobs[0];

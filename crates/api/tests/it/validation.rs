@@ -17,7 +17,7 @@ async fn every_field_of_a_wrong_type_is_reported() {
         "scheduledAt": "tomorrow", "expiresAt": 7, "webhookUrl": 1, "correlationId": 1, "idempotencyKey": 1, "uniqueKey": 1,
         "concurrencyKey": 1, "dependsOn": "x", "onParentFailure": "panic", "tags": "x", "ref": 1
     }"#;
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @r#"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.error_snapshot(), @r#"
     400 VALIDATION_ERROR: 24 fields are not valid
     name: must be a string
     type: must be a string
@@ -26,16 +26,16 @@ async fn every_field_of_a_wrong_type_is_reported() {
     priority: must be LOW, NORMAL, HIGH or CRITICAL
     correlationId: must be a string
     ref: must be a string
-    maxRetries: must be a whole number, not negative
-    retryDelay: must be a whole number, not negative
+    maxRetries: must be a non-negative integer
+    retryDelay: must be a non-negative integer
     backoffMultiplier: must be a number
-    maxDelay: must be a whole number, not negative
+    maxDelay: must be a non-negative integer
     retryDelays: must be a list of milliseconds
     retryOn: must be "all", "transient" or a list of patterns
     jitter: must be true, false or a number from 0 to 1
-    timeoutMs: must be a whole number, not negative
-    scheduledAt: must be a time like 2026-11-15T20:00:00Z
-    expiresAt: must be a time like 2026-11-15T20:00:00Z
+    timeoutMs: must be a non-negative integer
+    scheduledAt: must be a time like 2026-11-15T20:00:00Z, a date, or milliseconds since 1970
+    expiresAt: must be a time like 2026-11-15T20:00:00Z, a date, or milliseconds since 1970
     webhookUrl: must be a string
     idempotencyKey: must be a string
     uniqueKey: must be a string
@@ -61,7 +61,7 @@ async fn every_field_out_of_range_is_reported() {
     }}"#,
         many.join(",")
     );
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @r#"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.error_snapshot(), @r#"
     400 VALIDATION_ERROR: 18 fields are not valid
     name: must have 1 to 255 characters, has 256
     type: must have 1 to 100 characters, has 0
@@ -71,15 +71,15 @@ async fn every_field_out_of_range_is_reported() {
     uniqueKey: must have 1 to 255 characters, has 0
     concurrencyKey: must not contain control characters
     webhookUrl: must start with http:// or https://
-    maxRetries: must be from 0 to 10, is 11
-    retryDelay: must be from 100 to 3600000, is 99
-    maxDelay: must be from 100 to 604800000, is 1
-    retryDelays[0]: must be from 0 to 604800000, is 604800001
-    backoffMultiplier: must be from 1 to 100
+    maxRetries: must be between 0 and 10, got 11
+    retryDelay: must be between 100 and 3600000, got 99
+    maxDelay: must be between 100 and 604800000, got 1
+    retryDelays[0]: must be between 0 and 604800000, got 604800001
+    backoffMultiplier: must be between 1 and 100
     jitter: must be true, false or a number from 0 to 1
     retryOn: must be "all", "transient" or 1 to 50 patterns of 1 to 200 bytes
-    timeoutMs: must be from 1 to 2592000000, is 0
-    tags: must be from 0 to 32, is 33
+    timeoutMs: must be between 1 and 2592000000, got 0
+    tags: must be between 0 and 32, got 33
     expiresAt: must be later than scheduledAt
     "#);
 }
@@ -88,7 +88,7 @@ async fn every_field_out_of_range_is_reported() {
 async fn unknown_fields_are_rejected() {
     let app = App::start().await;
     let body = r#"{"name": "noop", "prioritty": "HIGH", "id": "x", "status": "COMPLETED"}"#;
-    assert_snapshot!(app.post("/api/v1/jobs", body).await.errors(), @"
+    assert_snapshot!(app.post("/api/v1/jobs", body).await.error_snapshot(), @"
     400 VALIDATION_ERROR: 3 fields are not valid
     id: unknown field
     prioritty: unknown field
@@ -99,13 +99,13 @@ async fn unknown_fields_are_rejected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_is_required_and_null_counts_as_absent() {
     let app = App::start().await;
-    assert_snapshot!(app.post("/api/v1/jobs", "{}").await.errors(), @"
-    400 VALIDATION_ERROR: name: is required (or type)
-    name: is required (or type)
+    assert_snapshot!(app.post("/api/v1/jobs", "{}").await.error_snapshot(), @"
+    400 VALIDATION_ERROR: name: is required unless type is set
+    name: is required unless type is set
     ");
-    assert_snapshot!(app.post("/api/v1/jobs", r#"{"name": null, "payload": null}"#).await.errors(), @"
-    400 VALIDATION_ERROR: name: is required (or type)
-    name: is required (or type)
+    assert_snapshot!(app.post("/api/v1/jobs", r#"{"name": null, "payload": null}"#).await.error_snapshot(), @"
+    400 VALIDATION_ERROR: name: is required unless type is set
+    name: is required unless type is set
     ");
     app.create(r#"{"name": "noop", "payload": null, "priority": null, "tags": null, "scheduledAt": null}"#).await;
 }
@@ -127,7 +127,7 @@ async fn a_body_that_is_not_a_json_object_is_rejected() {
     ];
     for body in bodies {
         let response = app.post("/api/v1/jobs", body.to_vec()).await;
-        output.push_str(&format!("{}\n", response.errors()));
+        output.push_str(&format!("{}\n", response.error_snapshot()));
     }
     assert_snapshot!(output, @"
     400 VALIDATION_ERROR: body: is not valid JSON: EOF while parsing a value at line 1 column 0
@@ -155,11 +155,11 @@ async fn a_body_that_is_not_a_json_object_is_rejected() {
 async fn a_body_over_the_limit_is_rejected_and_one_at_the_limit_is_accepted() {
     let app = App::start().await;
     let body = |size: usize| {
-        let frame = r#"{"name": "elsewhere.kind", "payload": {"text": ""}}"#;
+        let frame = r#"{"name": "unhandled.type", "payload": {"text": ""}}"#;
         frame.replace("\"\"", &format!("\"{}\"", "x".repeat(size - frame.len())))
     };
     assert_eq!(app.post("/api/v1/jobs", body(BODY_BYTES)).await.status, StatusCode::CREATED);
-    assert_snapshot!(app.post("/api/v1/jobs", body(BODY_BYTES + 1)).await.errors(), @"413 PAYLOAD_TOO_LARGE: the body is larger than 65536 bytes");
+    assert_snapshot!(app.post("/api/v1/jobs", body(BODY_BYTES + 1)).await.error_snapshot(), @"413 PAYLOAD_TOO_LARGE: the body is larger than 65536 bytes");
     let patch = app.call("PATCH", "/api/v1/jobs/018f0000-0000-7000-8000-000000000000", body(BODY_BYTES + 1)).await;
     assert_eq!(patch.status, StatusCode::PAYLOAD_TOO_LARGE);
     // The same without a Content-Length.
@@ -175,7 +175,6 @@ async fn unknown_paths_are_not_found_and_other_methods_are_not_allowed() {
     let mut output = String::new();
     for (method, path) in [
         ("GET", "/api/v1/nothing"),
-        ("GET", "/api/v1/jobs/"),
         ("GET", none),
         ("DELETE", none),
         ("POST", "/api/v1/jobs/018f0000-0000-7000-8000-000000000000/cancel"),
@@ -191,11 +190,10 @@ async fn unknown_paths_are_not_found_and_other_methods_are_not_allowed() {
         ("PATCH", "/api/v1/jobs/%FF"),
         ("DELETE", "/api/v1/jobs/018f0000-0000-7000-8000-00000000000g"),
     ] {
-        output.push_str(&format!("{method} {path}: {}\n", app.call(method, path, "{}").await.errors()));
+        output.push_str(&format!("{method} {path}: {}\n", app.call(method, path, "{}").await.error_snapshot()));
     }
     assert_snapshot!(output, @r#"
     GET /api/v1/nothing: 404 NOT_FOUND: no resource at "/api/v1/nothing"
-    GET /api/v1/jobs/: 404 NOT_FOUND: no resource at "/api/v1/jobs/"
     GET /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 404 NOT_FOUND: there is no job <id 1>
     DELETE /api/v1/jobs/018f0000-0000-7000-8000-000000000000: 404 NOT_FOUND: there is no job <id 1>
     POST /api/v1/jobs/018f0000-0000-7000-8000-000000000000/cancel: 404 NOT_FOUND: there is no job <id 1>
@@ -231,12 +229,12 @@ async fn an_idempotency_key_that_is_not_text_is_rejected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unusual_texts_are_rejected_or_stored_to_the_letter() {
+async fn unusual_texts_are_rejected_or_stored_unchanged() {
     submit_unusual_texts(App::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unusual_texts_are_rejected_or_stored_to_the_letter_on_postgres() {
+async fn unusual_texts_are_rejected_or_stored_unchanged_on_postgres() {
     submit_unusual_texts(App::start_on_postgres().await).await;
 }
 

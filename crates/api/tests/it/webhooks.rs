@@ -2,11 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
+use axum::http::{Request, StatusCode};
+use faena_domain::KeyScope;
 use faena_engine::{EngineConfig, WebhookConfig};
 use serde_json::{Value, json};
 
-use crate::app::{App, redacted};
+use crate::{
+    access::key,
+    app::{App, redacted},
+};
 
 /// A port on which no server listens.
 const URL: &str = "http://127.0.0.1:9/hook";
@@ -68,10 +72,13 @@ async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
     }
     "#);
     let list = app.get("/api/v1/webhooks?host=127.0.0.1:9").await;
-    insta::assert_snapshot!(list.shown(), @r#"
+    insta::assert_snapshot!(list.snapshot(), @r#"
     200 OK
     {
       "limit": 20,
+      "page": 1,
+      "total": 1,
+      "totalPages": 1,
       "webhooks": [
         {
           "attempts": 1,
@@ -136,8 +143,8 @@ async fn a_waiting_webhook_is_not_redelivered() {
         assert!(began.elapsed() < Duration::from_secs(60), "{found:#}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
-    let refused = app.post(&path(&webhook, "/redeliver"), "").await;
-    insta::assert_snapshot!(refused.errors(), @"409 CONFLICT: webhook <id 1> is WAITING and will be sent anyway");
+    let rejected = app.post(&path(&webhook, "/redeliver"), "").await;
+    insta::assert_snapshot!(rejected.error_snapshot(), @"409 CONFLICT: webhook <id 1> is WAITING and will be sent anyway");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,15 +153,15 @@ async fn unknown_webhooks_and_invalid_parameters_are_reported() {
     let unknown = "/api/v1/webhooks/0199f000-0000-7000-8000-000000000000";
     for response in [app.get(unknown).await, app.post(&format!("{unknown}/redeliver"), "").await] {
         insta::allow_duplicates! {
-            insta::assert_snapshot!(response.errors(), @"404 NOT_FOUND: no webhook <id 1>; a webhook is deleted together with its job");
+            insta::assert_snapshot!(response.error_snapshot(), @"404 NOT_FOUND: no webhook <id 1>; a webhook is deleted together with its job");
         }
     }
-    insta::assert_snapshot!(app.get("/api/v1/webhooks/nonsense").await.errors(), @"
+    insta::assert_snapshot!(app.get("/api/v1/webhooks/nonsense").await.error_snapshot(), @"
     400 VALIDATION_ERROR: id: must be a UUID
     id: must be a UUID
     ");
     let query = "state=lost&jobId=7&limit=101&cursor=x&colour=red&host=%00";
-    insta::assert_snapshot!(app.get(&format!("/api/v1/webhooks?{query}")).await.errors(), @"
+    insta::assert_snapshot!(app.get(&format!("/api/v1/webhooks?{query}")).await.error_snapshot(), @"
     400 VALIDATION_ERROR: 6 fields are not valid
     state: must be one of WAITING, SENDING, DELIVERED, FAILED
     jobId: must be a UUID
@@ -169,7 +176,7 @@ async fn unknown_webhooks_and_invalid_parameters_are_reported() {
 async fn a_forbidden_webhook_address_is_rejected_with_its_field() {
     let app = App::start().await;
     let urls = [
-        "https://user:geheim@example.org/",
+        "https://user:s3cret@example.org/",
         "ftp://example.org/",
         "http://",
         "http://10.0.0.1/",
@@ -180,8 +187,8 @@ async fn a_forbidden_webhook_address_is_rejected_with_its_field() {
     let mut errors = Vec::new();
     for url in urls {
         let response = app.post("/api/v1/jobs", json!({"name": "noop", "webhookUrl": url}).to_string()).await;
-        assert!(!response.text.contains("geheim"), "{}", response.text);
-        errors.push(response.errors().lines().next().unwrap().to_owned());
+        assert!(!response.text.contains("s3cret"), "{}", response.text);
+        errors.push(response.error_snapshot().lines().next().unwrap().to_owned());
     }
     insta::assert_snapshot!(errors.join("\n"), @r#"
     400 VALIDATION_ERROR: webhookUrl: the URL must not contain a user name or password
@@ -202,13 +209,31 @@ async fn a_forbidden_webhook_address_is_rejected_with_its_field() {
 async fn the_metrics_show_webhooks() {
     let app = start().await;
     failed(&app).await;
-    let figures = app.get("/metrics").await.text;
+    let metrics = app.get("/metrics").await.text;
     for line in [
-        r#"webhooks_in_state{state="FAILED"} 1"#,
-        r#"webhooks_in_state{state="WAITING"} 0"#,
-        "webhook_attempts_failed_total 1",
-        "webhook_attempts_delivered_total 0",
+        r#"faena_webhooks_in_state{state="FAILED"} 1"#,
+        r#"faena_webhooks_in_state{state="WAITING"} 0"#,
+        r#"faena_webhook_attempts_total{outcome="failed"} 1"#,
+        r#"faena_webhook_attempts_total{outcome="delivered"} 0"#,
     ] {
-        assert!(figures.contains(line), "{line}: {figures}");
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restricted_key_reaches_webhooks_of_its_queues_only() {
+    let app = start().await;
+    // The job is in the queue `default`.
+    let (_, webhook) = failed(&app).await;
+    let mine = key(&app, &[KeyScope::Write], Some(&["default", "mail"])).await;
+    let other = key(&app, &[KeyScope::Write], Some(&["mail"])).await;
+    let reader = key(&app, &[KeyScope::Read], None).await;
+    for (text, show, redeliver) in [(&mine, 200, 200), (&other, 404, 404), (&reader, 200, 403)] {
+        for (method, rest, expected) in [("GET", "", show), ("POST", "/redeliver", redeliver)] {
+            let request =
+                Request::builder().method(method).uri(path(&webhook, rest)).header("x-api-key", text.reveal());
+            let response = app.send(request.body("".into()).unwrap()).await;
+            assert_eq!(response.status.as_u16(), expected, "{method}{rest}: {}", response.text);
+        }
     }
 }

@@ -37,8 +37,8 @@ async fn event(stream: &mut Streaming<SubscribeResponse>) -> Event {
 async fn events_are_streamed_over_grpc_and_a_stream_can_be_resumed() {
     let app = App::start().await;
     let mut client = client(&app);
-    let ask = SubscribeRequest { types: vec!["job.c*".into()], queue: Some("mail".into()), ..Default::default() };
-    let mut stream = client.subscribe(ask.clone()).await.unwrap().into_inner();
+    let request = SubscribeRequest { types: vec!["job.c*".into()], queue: Some("mail".into()), ..Default::default() };
+    let mut stream = client.subscribe(request.clone()).await.unwrap().into_inner();
     assert!(
         matches!(next(&mut stream).await, Message::Reached(_)),
         "the first message has the position from which no event is missed"
@@ -48,11 +48,11 @@ async fn events_are_streamed_over_grpc_and_a_stream_can_be_resumed() {
     let created = event(&mut stream).await;
     assert_eq!((created.r#type.as_str(), created.subject.as_str()), ("job.created", id.as_str()));
     assert_eq!((created.correlation_id.as_str(), created.sequence), ("c", 1));
-    let whole: serde_json::Value = serde_json::from_str(&created.cloud_event_json).unwrap();
-    assert_eq!(whole["data"], serde_json::from_str::<serde_json::Value>(&created.data_json).unwrap());
+    let cloud_event: serde_json::Value = serde_json::from_str(&created.cloud_event_json).unwrap();
+    assert_eq!(cloud_event["data"], serde_json::from_str::<serde_json::Value>(&created.data_json).unwrap());
     drop(stream);
     let mut stream =
-        client.subscribe(SubscribeRequest { after: Some(created.position), ..ask }).await.unwrap().into_inner();
+        client.subscribe(SubscribeRequest { after: Some(created.position), ..request }).await.unwrap().into_inner();
     assert_eq!(event(&mut stream).await.r#type, "job.completed");
 }
 
@@ -63,17 +63,17 @@ async fn a_gap_and_an_invalid_position_are_reported_over_grpc() {
     let mut stream = client.subscribe(SubscribeRequest::default()).await.unwrap().into_inner();
     let Message::Reached(begin) = next(&mut stream).await else { panic!("a position first") };
     let id = app.create(r#"{"name": "noop"}"#).await;
-    app.job_is(&id, "COMPLETED").await;
+    app.wait_for_state(&id, "COMPLETED").await;
     let ahead = Timestamp::now().plus_ms(60_000);
-    app.engine.store.event_settle(ahead, 10_000, Timestamp::now()).await.unwrap();
+    app.engine.store.event_prune(ahead, 10_000, Timestamp::now()).await.unwrap();
     let again = SubscribeRequest { after: Some(begin.position), ..Default::default() };
     let mut stream = client.subscribe(again).await.unwrap().into_inner();
     next(&mut stream).await;
     let Message::Gap(gap) = next(&mut stream).await else { panic!("a gap") };
     assert_eq!(gap.after, begin.position);
-    let refused = client.subscribe(SubscribeRequest { after: Some(-1), ..Default::default() }).await.unwrap_err();
-    assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("or 0 for the oldest"), "{}", refused.message());
+    let rejected = client.subscribe(SubscribeRequest { after: Some(-1), ..Default::default() }).await.unwrap_err();
+    assert_eq!(rejected.code(), Code::InvalidArgument);
+    assert!(rejected.message().contains("or 0 for the oldest"), "{}", rejected.message());
 }
 
 /// Lists the services by one version of the reflection protocol; the two differ only in their package.

@@ -1,4 +1,4 @@
-//! Rejects requests that a browser sends for a web page of another origin.
+//! Rejects requests that a browser sends for a web page of another origin, unless `cors.origins` allows it.
 //!
 //! While there are no API keys, every program that can connect may do everything, and a browser connects on behalf of
 //! any page. The `Origin` header reveals a page of another origin. The `Host` header reveals a page whose own host name
@@ -6,29 +6,37 @@
 
 use std::net::IpAddr;
 
-use axum::{
-    extract::{Request, State},
-    http::{HeaderMap, header},
-    middleware::Next,
-    response::{IntoResponse, Response},
-};
+use axum::http::{HeaderMap, header};
 
 use faena_domain::ErrorCode;
 
-use crate::{Api, ApiError};
+use super::cors::Allowed;
+use crate::{Api, ApiError, ApiResult, context};
 
-pub async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
-    match refusal(request.headers(), api.loopback_only) {
-        None => next.run(request).await,
-        Some(message) => ApiError::new(ErrorCode::Forbidden, message).into_response(),
+/// Fails if a browser may not send this request.
+pub fn check(api: &Api, headers: &HeaderMap) -> ApiResult<()> {
+    // With keys, a page that reaches this machine under another name has no key to send.
+    let loopback_only = api.loopback_only && api.engine.store.api_keys().is_empty();
+    match rejection(headers, loopback_only, is_allowed(api, headers)) {
+        None => Ok(()),
+        Some(message) => Err(ApiError::new(ErrorCode::Forbidden, message)),
+    }
+}
+
+/// Returns whether a page of another origin may send this request. The route rejects a caller without access itself.
+fn is_allowed(api: &Api, headers: &HeaderMap) -> bool {
+    match headers.get(header::ORIGIN).and_then(|origin| api.traffic.cors.allows(origin)) {
+        None => false,
+        Some(Allowed::Listed) => true,
+        Some(Allowed::ByKey) => context::access().map_or(true, |access| access.key().is_some()),
     }
 }
 
 /// Returns why a request is rejected, or `None` if it is accepted.
-fn refusal(headers: &HeaderMap, loopback_only: bool) -> Option<&'static str> {
+fn rejection(headers: &HeaderMap, loopback_only: bool, is_origin_allowed: bool) -> Option<&'static str> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let host = text(header::HOST);
-    if let Some(origin) = text(header::ORIGIN) {
+    if let Some(origin) = text(header::ORIGIN).filter(|_| !is_origin_allowed) {
         let authority = origin.split_once("://").map_or("", |(_, authority)| authority);
         if authority.is_empty() || Some(authority) != host {
             return Some("a web page of another origin must not call this server");
@@ -36,7 +44,7 @@ fn refusal(headers: &HeaderMap, loopback_only: bool) -> Option<&'static str> {
     }
     match host {
         Some(host) if loopback_only && !is_loopback(host) => Some(
-            "this server accepts only requests to localhost; use that name, or start the server with --insecure-no-auth",
+            "this server accepts only requests to localhost; use that name, create an API key with \"faena keys create\", or start the server with --insecure-no-auth",
         ),
         _ => None,
     }
@@ -62,7 +70,7 @@ mod tests {
         if let Some(origin) = origin {
             headers.insert(header::ORIGIN, origin.parse().expect("a value"));
         }
-        refusal(&headers, true).is_some()
+        rejection(&headers, true, false).is_some()
     }
 
     #[test]

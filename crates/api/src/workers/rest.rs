@@ -10,31 +10,34 @@ use faena_wire::{Success, WorkerList};
 use crate::{
     Api, ApiError, ApiResult,
     context::actor,
-    request::{Segment, UNKNOWN_PARAMETER, parse_number, read_query},
+    request::{Segment, UNKNOWN_PARAMETER, read_query},
+    rest::paging::{ListResponse, Paging, respond},
 };
 
-const MAX_LIMIT: usize = 1_000;
-
-pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<WorkerList>> {
-    let (mut states, mut limit) = (Vec::new(), 100);
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<WorkerList> {
+    let (mut states, mut paging) = (Vec::new(), Paging::of_short_list());
     read_query(query.as_deref(), &[], |name, value| {
+        if paging.set(name, &value)? {
+            return Ok(());
+        }
         match name {
             "state" => {
                 for name in value.split(',').filter(|name| !name.is_empty()) {
                     states.push(parse_state(name)?);
                 }
             }
-            "limit" => limit = parse_number(&value, MAX_LIMIT)?,
             _ => return Err(UNKNOWN_PARAMETER.into()),
         }
         Ok(())
     })?;
-    let mut workers = api.engine.store.worker_list(states, limit).await?;
+    let store = &api.engine.store;
+    let total = store.worker_total(states.clone()).await?;
+    let read = store.worker_list(states, paging.wanted_by_position()?).await?;
+    let (mut workers, page_info) = paging.page_by_position(read, total)?;
     for worker in &mut workers {
-        refresh(&api, worker);
+        api.engine.refresh_worker(worker, Timestamp::now());
     }
-    let total = workers.len() as u64;
-    Ok(Json(WorkerList { workers, total }))
+    respond(page_info, |page_info| WorkerList::new(workers, page_info))
 }
 
 fn parse_state(name: &str) -> Result<WorkerState, String> {
@@ -45,19 +48,8 @@ fn parse_state(name: &str) -> Result<WorkerState, String> {
 pub async fn show(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<WorkerView>> {
     let worker = api.engine.store.worker_get(&key).await?;
     let mut worker = worker.ok_or_else(|| unknown(&key))?;
-    refresh(&api, &mut worker);
+    api.engine.refresh_worker(&mut worker, Timestamp::now());
     Ok(Json(worker))
-}
-
-/// Updates the view of a worker that is connected to this node: the stored values change in batches and may be older.
-fn refresh(api: &Api, worker: &mut WorkerView) {
-    let Some(connected) = worker.registration_id.parse().ok().and_then(|id| api.engine.workers.find(id)) else {
-        return;
-    };
-    worker.state = connected.state();
-    worker.category = worker.state.category().as_str().into();
-    worker.last_seen_at = connected.seen_at();
-    worker.breaker = connected.breaker_state(Timestamp::now()).as_str().into();
 }
 
 pub async fn drain(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<Success>> {

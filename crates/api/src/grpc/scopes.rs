@@ -1,0 +1,100 @@
+//! Checks the scope of every gRPC call. A call that is not in the table needs an admin key.
+
+use axum::{
+    extract::Request,
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use tonic::Status;
+
+use faena_domain::KeyScope::{self, Admin, Read, Write};
+
+use crate::{ApiError, ApiResult, context};
+
+/// What each call needs, by the last two segments of its path.
+const CALLS: &[(&str, KeyScope)] = &[
+    ("faena.v1.EventService/Subscribe", Read),
+    ("faena.v1.JobService/CreateJob", Write),
+    ("faena.v1.JobService/BatchCreateJobs", Write),
+    ("faena.v1.JobService/GetJob", Read),
+    ("faena.v1.JobService/ListJobs", Read),
+    ("faena.v1.JobService/CancelJob", Write),
+    ("faena.v1.JobService/RetryJob", Write),
+    ("faena.v1.JobService/DeleteJob", Write),
+    ("faena.v1.JobService/WatchJob", Read),
+    ("faena.v1.ScheduleService/CreateSchedule", Write),
+    ("faena.v1.ScheduleService/GetSchedule", Read),
+    ("faena.v1.ScheduleService/ListSchedules", Read),
+    ("faena.v1.ScheduleService/UpdateSchedule", Write),
+    ("faena.v1.ScheduleService/DeleteSchedule", Write),
+    ("faena.v1.ScheduleService/TriggerSchedule", Write),
+    ("faena.v1.ScheduleService/SetScheduleActive", Write),
+    ("faena.v1.ScheduleService/PreviewSchedule", Read),
+    ("faena.v1.ScheduleService/ValidateSchedule", Read),
+    ("faena.v1.ScheduleService/ListScheduleTicks", Read),
+];
+
+const CONNECT: &str = "faena.v1.WorkerService/Connect";
+
+/// Runs a call if its caller has the scope it needs.
+pub async fn check(request: Request, next: Next) -> Response {
+    match allows(request.uri().path()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => Status::from(error).into_http::<axum::body::Body>().into_response(),
+    }
+}
+
+fn allows(path: &str) -> ApiResult<()> {
+    match needs(path) {
+        None => Ok(()),
+        Some(scope) => context::access()?.require(scope).map_err(ApiError::from),
+    }
+}
+
+/// Returns the scope that a call needs, or `None` if it needs no key.
+fn needs(path: &str) -> Option<KeyScope> {
+    let call = path.trim_start_matches('/');
+    if call.starts_with("grpc.health.") {
+        return None;
+    }
+    // The key may be in the `register` message, so the call checks it there.
+    if call == CONNECT {
+        return None;
+    }
+    if call.starts_with("grpc.reflection.") {
+        return Some(Read);
+    }
+    Some(CALLS.iter().find(|(name, _)| *name == call).map_or(Admin, |(_, scope)| *scope))
+}
+
+#[cfg(test)]
+mod tests {
+    use faena_wire::v1::DESCRIPTOR;
+    use prost::Message;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+
+    #[test]
+    fn every_call_of_the_protocol_declares_its_scope() {
+        let files = FileDescriptorSet::decode(DESCRIPTOR).expect("the descriptors come from the build");
+        let mut calls = Vec::new();
+        for file in files.file.iter().filter(|file| file.package() == "faena.v1") {
+            for service in &file.service {
+                let name = service.name();
+                calls.extend(service.method.iter().map(|method| format!("faena.v1.{name}/{}", method.name())));
+            }
+        }
+        let mut declared: Vec<String> = CALLS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        declared.push(CONNECT.to_owned());
+        calls.sort();
+        declared.sort();
+        assert_eq!(declared, calls);
+    }
+
+    #[test]
+    fn an_unknown_call_needs_an_admin_key() {
+        assert_eq!(needs("/faena.v1.JobService/Unknown"), Some(Admin));
+        assert_eq!(needs("/grpc.health.v1.Health/Check"), None);
+    }
+}

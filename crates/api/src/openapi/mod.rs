@@ -1,0 +1,69 @@
+//! The OpenAPI document, made from the declared routes.
+//!
+//! Each route declares its documentation ([`Operation`]) beside its handler and scope, so a route without documentation does not
+//! compile. Schemas of answers derive from the types that the handlers return; schemas of bodies are written beside their
+//! parsers. The tests check every request and answer that they make against the document.
+
+mod document;
+mod example;
+pub mod operation;
+pub mod operations;
+pub mod page;
+mod requests;
+
+use std::sync::OnceLock;
+
+use axum::{
+    body::Bytes,
+    extract::State,
+    http::{HeaderName, HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use faena_domain::JobLimits;
+use serde_json::Value;
+
+use crate::Api;
+
+/// Returns the OpenAPI document of this version, with these limits.
+pub fn document(limits: &JobLimits) -> Value {
+    document::build(&crate::declared_routes().declared(), limits)
+}
+
+/// The document and its page, made when one of them is first requested: the limits do not change while a server runs.
+#[derive(Default)]
+pub struct Rendered {
+    json: OnceLock<Bytes>,
+    html: OnceLock<Bytes>,
+}
+
+pub async fn serve_document(State(api): State<Api>) -> Response {
+    let render = || serde_json::to_string(&document(&api.parser().limits)).expect("a value is JSON").into();
+    let json = api.documentation().json.get_or_init(render).clone();
+    ([(header::CONTENT_TYPE, "application/json")], json).into_response()
+}
+
+/// Headers of the page: it loads its own stylesheet and nothing else, and no page may frame it.
+const PAGE_HEADERS: [(HeaderName, HeaderValue); 4] = [
+    (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+    (
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        ),
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+];
+
+pub async fn serve_page(State(api): State<Api>) -> Response {
+    let render = || {
+        let routes = crate::declared_routes().declared();
+        page::render(&routes, &document::build(&routes, &api.parser().limits)).into()
+    };
+    (PAGE_HEADERS, api.documentation().html.get_or_init(render).clone()).into_response()
+}
+
+pub async fn serve_style() -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/css; charset=utf-8"), (header::CACHE_CONTROL, "max-age=3600")];
+    (headers, page::STYLE).into_response()
+}

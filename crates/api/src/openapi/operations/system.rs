@@ -1,0 +1,60 @@
+//! Health, metrics and this documentation.
+
+use faena_wire::{Alive, Ready};
+use schemars::SchemaGenerator;
+use serde_json::{Value, json};
+
+use crate::openapi::operation::{Content, Operation, Tag};
+
+fn operation(id: &'static str, summary: &'static str) -> Operation {
+    Operation::new(Tag::System, id, summary)
+}
+
+pub fn live() -> Operation {
+    operation("getLiveness", "Check that the process answers").ok::<Alive>("It answers.")
+}
+
+pub fn ready() -> Operation {
+    readiness("getReadiness")
+}
+
+pub fn health() -> Operation {
+    readiness("getHealth")
+}
+
+fn readiness(id: &'static str) -> Operation {
+    operation(id, "Check that the server can process jobs")
+        .about("`/health` and `/health/ready` are the same.")
+        .ok::<Ready>("It can. `degraded` means that something needs attention.")
+        .json::<Ready>(503, "The database does not respond, or a loop is late or has stopped.")
+}
+
+pub fn metrics() -> Operation {
+    operation("getMetrics", "Show metrics for Prometheus")
+        .about("OpenMetrics if the caller accepts it, otherwise the Prometheus text format.")
+        .answer(200, "The metrics.", Content::Text(&["text/plain", "application/openmetrics-text"]))
+}
+
+fn any_object(_: &mut SchemaGenerator) -> Value {
+    json!({"type": "object"})
+}
+
+pub fn document() -> Operation {
+    operation("getOpenApi", "Show this document").answer(200, "OpenAPI 3.1.", Content::Json(any_object))
+}
+
+pub fn page() -> Operation {
+    operation("getDocs", "Show this document as a page").answer(
+        200,
+        "A page without scripts.",
+        Content::Text(&["text/html"]),
+    )
+}
+
+pub fn style() -> Operation {
+    operation("getDocsStyle", "Show the stylesheet of the page").answer(
+        200,
+        "The stylesheet.",
+        Content::Text(&["text/css"]),
+    )
+}

@@ -1,0 +1,138 @@
+//! `/machines` and `/tasks`
+
+use faena_domain::parse::schema::{boolean, integer, one_of, text, uuid, with_default};
+use faena_store::TaskAnswer;
+use serde_json::json;
+
+use crate::{
+    openapi::{
+        operation::{Content, Operation, Tag},
+        requests::{self, filter_text},
+    },
+    rest::{
+        machines::{MachineList, MachineView, RegisteredMachine},
+        task_views::{HistoryView, TaskList, TaskView, TaskWhy},
+    },
+};
+
+pub fn register() -> Operation {
+    Operation::new(Tag::Machines, "registerMachine", "Register a version of a machine")
+        .about("A registered version never changes. The same definition again answers 200.")
+        .body(
+            "MachineRequest",
+            requests::machine,
+            json!({"definition": "machine: order\nversion: 1\nevents: {pay: {}}\ninitial: NEW\nstates:\n  NEW: {forever: true, on: {pay: DONE}}\n  DONE: {final: true}\n"}),
+        )
+        .created::<RegisteredMachine>("The version is registered.")
+        .ok::<RegisteredMachine>("The same definition was registered before.")
+        .with_header("Location")
+        .conflict("The version exists with another definition.")
+}
+
+pub fn machines() -> Operation {
+    Operation::new(Tag::Machines, "listMachines", "List machines with the number of their tasks")
+        .ok::<MachineList>("All versions of all machines.")
+        .error(400, "A parameter is unknown.")
+}
+
+fn on_machine(id: &'static str, summary: &'static str) -> Operation {
+    Operation::new(Tag::Machines, id, summary).path("name", text(100), "Name of the machine.").query(
+        "version",
+        integer(1, 2_147_483_647),
+        "Version. The newest if it is absent.",
+    )
+}
+
+pub fn machine() -> Operation {
+    on_machine("getMachine", "Show the definition of a machine").ok::<MachineView>("The machine.")
+}
+
+pub fn diagram() -> Operation {
+    on_machine("drawMachine", "Draw a machine").answer(200, "The drawing.", Content::Text(&["image/svg+xml"]))
+}
+
+pub fn create() -> Operation {
+    Operation::new(Tag::Tasks, "createTask", "Create a task")
+        .body("TaskRequest", requests::task, json!({"machine": "order", "data": {"amount": 5}, "title": "Order 7"}))
+        .created::<TaskView>("The task.")
+        .link("getTask", "id", "/id")
+        .error(404, "There is no such machine.")
+}
+
+pub fn list() -> Operation {
+    Operation::new(Tag::Tasks, "listTasks", "List tasks, the newest first")
+        .query("machine", filter_text(), "Only tasks of this machine.")
+        .query("version", integer(1, 2_147_483_647), "Only tasks of this version.")
+        .query("state", filter_text(), "Only tasks in this state, or in a state inside it.")
+        .query(
+            "status",
+            one_of(["running", "paused", "completed", "failed", "cancelled"]),
+            "Only tasks of this status.",
+        )
+        .query("correlationId", filter_text(), "Only tasks with this correlation id.")
+        .query("approval", with_default(boolean(), false), "Only tasks that wait for a decision.")
+        .list::<TaskList>("A page of tasks.")
+}
+
+fn on_task(id: &'static str, summary: &'static str) -> Operation {
+    Operation::new(Tag::Tasks, id, summary).path("id", uuid(), "Id of the task.")
+}
+
+pub fn show() -> Operation {
+    on_task("getTask", "Show a task").ok::<TaskView>("The task.")
+}
+
+pub fn history() -> Operation {
+    on_task("getTaskHistory", "Show what happened to a task")
+        .query("after", integer(0, 9_007_199_254_740_991), "Only records after this one.")
+        .query("limit", with_default(integer(1, 1_000), 100), "Number of records.")
+        .ok::<HistoryView>("The records, the oldest first.")
+}
+
+pub fn why() -> Operation {
+    on_task("explainTask", "Say what a task waits for").ok::<TaskWhy>("What it waits for.")
+}
+
+pub fn send() -> Operation {
+    on_task("sendTaskEvent", "Send an event to a task")
+        .about("`metadata.traceId` is the id of the event: a second delivery gets the answer of the first.")
+        .body("TaskEventRequest", requests::task_event, json!({"type": "pay", "payload": {"amount": 5}}))
+        .ok::<TaskAnswer>("What the event did.")
+        .conflict("The state of the task refuses the event.")
+}
+
+pub fn approve() -> Operation {
+    decision("approveTask", "Approve what a task waits for")
+}
+
+pub fn reject() -> Operation {
+    decision("rejectTask", "Reject what a task waits for")
+}
+
+fn decision(id: &'static str, summary: &'static str) -> Operation {
+    on_task(id, summary)
+        .about("With `hash`, a subject that has changed since is refused.")
+        .optional_body("TaskDecision", requests::task_decision, json!({"comment": "go ahead"}))
+        .ok::<TaskAnswer>("What the decision did.")
+        .conflict("No approval is open, it is about another subject, or the caller may not decide.")
+}
+
+pub fn cancel() -> Operation {
+    on_task("cancelTask", "Cancel a task")
+        .optional_body("TaskCancellation", requests::task_cancellation, json!({"reason": "not needed any more"}))
+        .ok::<TaskAnswer>("The task is cancelled.")
+        .conflict("The task has ended.")
+}
+
+pub fn pause() -> Operation {
+    on_task("pauseTask", "Pause a task")
+        .about("Events wait, and the time of the pause counts for no deadline.")
+        .ok::<TaskAnswer>("The task is paused.")
+        .conflict("The task is paused already, or has ended.")
+}
+
+pub fn resume() -> Operation {
+    on_task("resumeTask", "Continue a paused task")
+        .ok::<TaskAnswer>("The task continues.")
+        .conflict("The task is not paused.")
+}

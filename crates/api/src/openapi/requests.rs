@@ -1,0 +1,372 @@
+//! Schemas of the bodies that handlers of this crate read field by field. Those of jobs are in `faena_domain::parse::schema`.
+
+use faena_domain::{
+    JobLimits,
+    parse::schema::{
+        Object, about, any_object, boolean, error_reason, integer, job_state, list, one_of, priority, text, time, uuid,
+        webhook_url, with_default, with_retry_policy,
+    },
+};
+use serde_json::{Value, json};
+
+const DAY_MS: u64 = 86_400_000;
+
+/// A text that a filter compares with.
+pub fn filter_text() -> Value {
+    json!({"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"})
+}
+
+/// A text that a search looks for, so it must not be blank.
+pub fn search_text() -> Value {
+    json!({"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*[^\\s\\u0000-\\u001f\\u007f-\\u009f][^\\u0000-\\u001f\\u007f-\\u009f]*$"})
+}
+
+/// One value, several separated by commas, or a list.
+fn one_or_several(value: Value) -> Value {
+    let names: Vec<&str> = value["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let any = names.join("|");
+    let separated = json!({"type": "string", "pattern": format!("^({any})(,({any}))*$")});
+    json!({"anyOf": [separated, {"type": "array", "items": separated}]})
+}
+
+/// Filter of jobs in a body, without the status.
+fn job_filter() -> Vec<(&'static str, Value)> {
+    vec![
+        ("priority", one_or_several(priority())),
+        ("type", filter_text()),
+        ("name", filter_text()),
+        ("queue", filter_text()),
+        ("tag", filter_text()),
+        ("correlationId", filter_text()),
+        ("scheduleId", filter_text()),
+        ("workerId", filter_text()),
+        ("error", about(search_text(), "A part of the error.")),
+        ("reason", error_reason()),
+        ("createdAfter", time()),
+        ("createdBefore", time()),
+        ("q", about(search_text(), "A part of a name, type or queue, or an exact id, correlation id or key.")),
+    ]
+}
+
+/// A filter whose values may not be `null`, unlike other optional fields.
+fn filter_object(fields: Vec<(&'static str, Value)>, description: &str) -> Value {
+    let properties: serde_json::Map<String, Value> =
+        fields.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect();
+    let schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    about(schema, description)
+}
+
+fn bulk(filter: Vec<(&'static str, Value)>) -> Value {
+    Object::new()
+        .optional("filter", filter_object(filter, "The jobs to act on: the filters of `GET /api/v1/jobs`."))
+        .optional("all", with_default(about(boolean(), "Confirms a filter that matches every job."), false))
+        .optional("dryRun", with_default(about(boolean(), "Only counts the jobs and shows examples."), false))
+        .optional("perSecond", about(integer(1, 10_000), "Continues in the background, at this rate."))
+        .build()
+}
+
+pub fn bulk_jobs(_: &JobLimits) -> Value {
+    let mut filter = job_filter();
+    filter.push(("status", one_or_several(job_state())));
+    bulk(filter)
+}
+
+pub fn bulk_dead_letters(_: &JobLimits) -> Value {
+    let mut filter = job_filter();
+    filter.push(("jobType", about(filter_text(), "The same as `type`.")));
+    bulk(filter)
+}
+
+pub fn new_schedule(limits: &JobLimits) -> Value {
+    schedule_fields(limits, Object::new().required("name", about(text(255), "Unique among schedules.")))
+        .any_of(["jobName", "jobType"])
+        .build()
+}
+
+pub fn schedule_patch(limits: &JobLimits) -> Value {
+    schedule_fields(limits, Object::new().optional("name", text(255))).not_empty().build()
+}
+
+fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
+    let description = json!({"type": "string", "minLength": 1, "maxLength": 2_000, "pattern": "^[^\\u0000-\\u0009\\u000b-\\u001f\\u007f-\\u009f]*$"});
+    let cron =
+        about(json!({"type": "string"}), "Five or six fields, or a nickname such as `@daily`. This or `intervalMs`.");
+    let blackouts = list(json!({"type": "string"}), 0, 100);
+    let object = object
+        .optional("description", description)
+        .optional("cronExpression", cron)
+        .optional("cronExpr", about(json!({"type": "string"}), "The same as `cronExpression`."))
+        .optional(
+            "intervalMs",
+            about(integer(1_000, 3_650 * DAY_MS), "Time between two due times. This or `cronExpression`."),
+        )
+        .optional(
+            "timezone",
+            with_default(about(json!({"type": "string"}), "An IANA name such as `Europe/Madrid`."), "UTC"),
+        )
+        .optional("dstGap", about(one_of(["next", "skip"]), "Local times that the clocks skip."))
+        .optional("dstOverlap", about(one_of(["first", "both"]), "Local times that occur twice."))
+        .optional("startAt", about(time(), "Earliest due time. Intervals are counted from it."))
+        .optional("endAt", about(time(), "Latest due time."))
+        .optional(
+            "except",
+            about(blackouts, "Days, ranges and cron expressions in local time, in which nothing fires."),
+        )
+        .optional(
+            "misfire",
+            with_default(about(one_of(["run_once", "skip", "catch_up"]), "Due times while no server ran."), "run_once"),
+        )
+        .optional(
+            "misfireGraceMs",
+            with_default(about(integer(1_000, DAY_MS), "How late a due time may be processed."), 60_000),
+        )
+        .optional("catchUpLimit", with_default(about(integer(1, 10_000), "Most jobs that `catch_up` creates."), 100))
+        .optional(
+            "overlap",
+            with_default(
+                about(one_of(["allow", "skip", "queue_one", "cancel_previous"]), "While an earlier job is unfinished."),
+                "allow",
+            ),
+        )
+        .optional("jitterMs", with_default(about(integer(0, DAY_MS), "Random delay per job, up to this."), 0))
+        .optional("maxRuns", about(integer(1, i64::MAX.unsigned_abs()), "Number of jobs after which it ends."))
+        .optional("isActive", with_default(boolean(), true))
+        .optional("enabled", about(boolean(), "The same as `isActive`."));
+    with_template(limits, object)
+}
+
+/// Adds the fields of the jobs that a schedule creates.
+fn with_template(limits: &JobLimits, object: Object) -> Object {
+    let payload = about(any_object(), "Placeholders such as `{{due}}` in its texts are filled in for each job.");
+    let object = object
+        .optional(
+            "jobName",
+            about(
+                text(255),
+                "Name of the jobs. Without `jobType` it is also the type, and has at most 100 characters.",
+            ),
+        )
+        .optional("jobType", text(100))
+        .optional("jobPayload", with_default(payload, json!({})))
+        .optional("jobPriority", with_default(priority(), "NORMAL"))
+        .optional("queue", with_default(text(100), "default"));
+    with_retry_policy(object, limits)
+        .optional("timeoutMs", integer(1, 30 * DAY_MS))
+        .optional("webhookUrl", webhook_url())
+        .optional("concurrencyKey", text(255))
+        .optional("tags", list(text(100), 0, limits.max_tags))
+}
+
+/// Notes about a resolved dead letter.
+fn notes() -> Value {
+    with_default(json!({"type": "string", "maxLength": 2_000}), "")
+}
+
+fn with_event_filter(object: Object) -> Object {
+    let filter = vec![
+        ("sink", filter_text()),
+        ("type", about(filter_text(), "A type, or a pattern with `*`.")),
+        ("aggregateId", uuid()),
+        ("movedAfter", time()),
+        ("movedBefore", time()),
+    ];
+    object
+        .optional("filter", filter_object(filter, "The rejected events to act on."))
+        .optional("all", with_default(about(boolean(), "Confirms a filter that matches every one."), false))
+}
+
+pub fn replay_events(_: &JobLimits) -> Value {
+    with_event_filter(Object::new()).optional("perSecond", about(integer(1, 100_000), "Events per second.")).build()
+}
+
+pub fn resolve_events(_: &JobLimits) -> Value {
+    with_event_filter(Object::new()).optional("notes", notes()).build()
+}
+
+pub fn resolve_event(_: &JobLimits) -> Value {
+    Object::new().optional("notes", notes()).build()
+}
+
+pub fn republish(_: &JobLimits) -> Value {
+    Object::new()
+        .required("sink", about(json!({"type": "string"}), "Name of a sink."))
+        .required("from", time())
+        .required("to", about(time(), "Later than `from`."))
+        .optional("type", about(json!({"type": "string"}), "A type, or a pattern with `*`."))
+        .optional("perSecond", about(integer(1, 100_000), "Events per second."))
+        .build()
+}
+
+fn with_limit(object: Object) -> Object {
+    let rate = json!({"anyOf": [
+        {"type": "string", "pattern": "^[0-9]+/([0-9]+(ms|s|m|h|d))+$", "description": "Such as `100/1m`."},
+        {
+            "type": "object",
+            "properties": {"count": integer(1, 10_000_000), "periodMs": integer(1, 31 * DAY_MS)},
+            "required": ["count", "periodMs"],
+            "additionalProperties": false,
+        },
+    ]});
+    object
+        .optional("concurrency", about(integer(1, 1_000_000), "Jobs in flight. `null`: no limit."))
+        .optional("rate", about(rate, "Starts per period. `null`: no limit."))
+}
+
+pub fn queue_patch(_: &JobLimits) -> Value {
+    with_limit(Object::new())
+        .optional("strict", about(boolean(), "Jobs of a higher priority always go first."))
+        .optional("fairness", about(one_of(["none", "key"]), "`key`: round robin over the concurrency keys."))
+        .not_empty()
+        .build()
+}
+
+pub fn pause(_: &JobLimits) -> Value {
+    Object::new().optional("reason", about(text(255), "Shown to other people.")).build()
+}
+
+fn limit_scope() -> Object {
+    Object::new()
+        .required("scope", one_of(["system", "queue", "type", "key"]))
+        .optional("name", about(text(255), "The queue, type or key; absent for `system`. A key may end with `*`."))
+        .one_of_cases(vec![
+            json!({"properties": {"scope": {"const": "system"}, "name": {"type": "null"}, "rate": {"type": "null"}}}),
+            json!({
+                "properties": {"scope": {"enum": ["queue", "type"]}, "name": {"type": "string", "maxLength": 100}},
+                "required": ["name"],
+            }),
+            json!({"properties": {"scope": {"const": "key"}, "name": {"type": "string"}}, "required": ["name"]}),
+        ])
+}
+
+pub fn limit_patch(_: &JobLimits) -> Value {
+    with_limit(limit_scope()).build()
+}
+
+pub fn limit_reset(_: &JobLimits) -> Value {
+    limit_scope().build()
+}
+
+pub fn rotation(_: &JobLimits) -> Value {
+    let overlap = json!({"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d))+$"});
+    let overlap = about(overlap, "How long the old secret stays valid, `0s` to `30d`.");
+    Object::new().optional("overlap", with_default(overlap, "24h")).build()
+}
+
+pub fn registration(_: &JobLimits) -> Value {
+    let names = |min| list(text(100), min, 1_000);
+    Object::new()
+        .required("capabilities", about(names(1), "Job types, or prefixes followed by `*`."))
+        .optional(
+            "workerId",
+            about(text(100), "One per start of the process, the same after a reconnect. Default: a new id."),
+        )
+        .optional("name", text(255))
+        .optional("queues", about(names(0), "Default: all queues that the key permits."))
+        .optional("concurrency", with_default(about(integer(1, 10_000), "Jobs at the same time."), 1))
+        .optional("reportsStarts", with_default(about(boolean(), "Whether the worker reports `started`."), false))
+        .optional("token", about(json!({"type": "string"}), "An API key, instead of one in a header."))
+        .build()
+}
+
+pub fn claim(_: &JobLimits) -> Value {
+    Object::new()
+        .optional("max", about(integer(1, u64::MAX), "Most jobs to receive. Default: all free slots."))
+        .optional("waitMs", with_default(about(integer(0, 60_000), "How long to wait for a job."), 20_000))
+        .build()
+}
+
+/// The run that a report is about.
+fn report() -> Object {
+    let run = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
+    Object::new()
+        .optional("run", about(run, "Run number from the claim. A report for another run is rejected with 409."))
+}
+
+pub fn report_without_fields(_: &JobLimits) -> Value {
+    report().build()
+}
+
+pub fn report_progress(_: &JobLimits) -> Value {
+    let count = || json!({"type": "integer", "minimum": 0, "maximum": u32::MAX});
+    let progress = Object::new()
+        .optional("phase", json!({"type": "string"}))
+        .optional("currentStep", json!({"type": "string"}))
+        .optional("completedSteps", count())
+        .optional("totalSteps", count())
+        .optional("percentage", json!({"type": "number", "minimum": 0, "maximum": 100}))
+        .optional("message", json!({"type": "string"}));
+    report().required("progress", progress.build()).build()
+}
+
+pub fn report_log(_: &JobLimits) -> Value {
+    let event = json!({"type": "string", "pattern": "^[a-z0-9_.]{1,64}$"});
+    report()
+        .required("message", json!({"type": "string", "minLength": 1}))
+        .optional("event", about(event, "Name of the entry in the execution log; not that of a built-in event."))
+        .build()
+}
+
+pub fn report_step(_: &JobLimits) -> Value {
+    report()
+        .required("name", text(100))
+        .optional("result", about(json!({}), "Any JSON, given back to later runs."))
+        .optional("totalSteps", about(integer(1, 100_000), "Steps in total, if the worker knows."))
+        .build()
+}
+
+pub fn report_completion(_: &JobLimits) -> Value {
+    report().optional("result", about(json!({}), "Any JSON.")).build()
+}
+
+pub fn report_failure(_: &JobLimits) -> Value {
+    report()
+        .optional("error", about(json!({}), "A text, or any other JSON, which is kept as text."))
+        .optional("retryable", with_default(boolean(), true))
+        .optional("retryAfterMs", about(integer(0, u64::MAX), "Delay before the next attempt."))
+        .build()
+}
+
+pub fn machine(_: &JobLimits) -> Value {
+    let definition = json!({"anyOf": [{"type": "object"}, {"type": "string"}]});
+    Object::new()
+        .required("definition", about(definition, "The definition: an object, or text in YAML or JSON."))
+        .build()
+}
+
+pub fn task(_: &JobLimits) -> Value {
+    Object::new()
+        .required("machine", about(text(100), "Name of the machine."))
+        .optional("version", about(integer(1, 2_147_483_647), "Version. The newest if it is absent."))
+        .optional("data", about(any_object(), "The data that the task starts with."))
+        .optional("title", about(text(200), "Title for people."))
+        .optional("correlationId", about(text(200), "Correlation id. The id of the task if it is absent."))
+        .build()
+}
+
+pub fn task_event(_: &JobLimits) -> Value {
+    let metadata = Object::new()
+        .optional("taskId", about(uuid(), "The task in the path."))
+        .optional("traceId", about(text(200), "Id of the event. A new one if it is absent."))
+        .optional("timestamp", json!({}))
+        .optional("originator", json!({}))
+        .build();
+    Object::new()
+        .required("type", about(filter_text(), "Type of the event."))
+        .optional("payload", any_object())
+        .optional("metadata", metadata)
+        .build()
+}
+
+pub fn task_decision(_: &JobLimits) -> Value {
+    Object::new()
+        .optional("hash", about(filter_text(), "Hash of the subject that was read."))
+        .optional(
+            "comment",
+            about(json!({"type": "string", "maxLength": 2_000}), "Comment for others, and for the machine."),
+        )
+        .build()
+}
+
+pub fn task_cancellation(_: &JobLimits) -> Value {
+    Object::new().optional("reason", json!({"type": "string"})).build()
+}

@@ -1,0 +1,141 @@
+//! `/machines`: registers, lists and shows machines.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{RawQuery, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use faena_domain::{FieldError, Timestamp};
+use faena_machine::{Definition, Finding};
+use faena_store::{MachineStatus, NewMachine, Registered, StoredMachine};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    Api, ApiError, ApiResult,
+    context::actor,
+    request::{Segment, UNKNOWN_PARAMETER, check, parse_number, read_body, read_query},
+};
+
+/// A registered version.
+#[derive(Serialize, JsonSchema)]
+pub struct RegisteredMachine {
+    pub name: String,
+    pub version: u32,
+    /// SHA-256 of the definition. Neither the order of keys nor the format of the text changes it.
+    pub hash: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct MachineList {
+    pub machines: Vec<MachineStatus>,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MachineView {
+    pub name: String,
+    pub version: u32,
+    pub hash: String,
+    pub created_at: Timestamp,
+    pub created_by: String,
+    /// All versions, the newest first.
+    pub versions: Vec<u32>,
+    /// The definition, as it was written.
+    pub definition: Value,
+}
+
+/// Registers the definition in the field `definition`: an object, or text in YAML or JSON.
+pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response> {
+    let body = read_body(&api, body).await?;
+    let mut fields = api.parser().fields(&body)?;
+    let definition: Option<Value> = fields.take("definition", "an object, or text in YAML or JSON");
+    let mut errors = fields.finish();
+    if definition.is_none() && errors.is_empty() {
+        errors.push(FieldError::new("definition", "is required"));
+    }
+    check(errors)?;
+    let text = match definition.unwrap_or_default() {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    let definition = Arc::new(Definition::parse(&text).map_err(|findings| invalid(&findings))?);
+    let machine = NewMachine { definition: definition.clone() };
+    let registered = api.engine.store.machine_register(machine, &actor(), Timestamp::now()).await?;
+    let answer = RegisteredMachine {
+        name: definition.machine.clone(),
+        version: definition.version,
+        hash: definition.hash.clone(),
+    };
+    let location = [(header::LOCATION, format!("/api/v1/machines/{}?version={}", answer.name, answer.version))];
+    let status = match registered {
+        Registered::New => StatusCode::CREATED,
+        Registered::Known => StatusCode::OK,
+    };
+    Ok((status, location, Json(answer)).into_response())
+}
+
+fn invalid(findings: &[Finding]) -> ApiError {
+    let details = findings.iter().map(|finding| {
+        let path = if finding.path.is_empty() { "definition" } else { &finding.path };
+        let place = if finding.place.line > 0 { format!("line {}: ", finding.place.line) } else { String::new() };
+        FieldError::new(path, format!("{place}{}", finding.message))
+    });
+    ApiError::invalid(details.collect())
+}
+
+pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<MachineList>> {
+    read_query(query.as_deref(), &[], |_, _| Err(UNKNOWN_PARAMETER.into()))?;
+    let machines = api.engine.store.machine_list().await?;
+    Ok(Json(MachineList { machines }))
+}
+
+pub async fn show(
+    State(api): State<Api>,
+    Segment(name): Segment,
+    RawQuery(query): RawQuery,
+) -> ApiResult<Json<MachineView>> {
+    let machine = requested(&api, &name, query.as_deref()).await?;
+    let all = api.engine.store.machine_list().await?;
+    Ok(Json(MachineView {
+        versions: all.iter().filter(|status| status.name == name).map(|status| status.version).collect(),
+        name,
+        version: machine.definition.version,
+        hash: machine.definition.hash.clone(),
+        created_at: machine.created_at,
+        created_by: machine.created_by,
+        definition: machine.definition.source.clone(),
+    }))
+}
+
+/// Shows the drawing of a machine as SVG.
+pub async fn diagram(State(api): State<Api>, Segment(name): Segment, RawQuery(query): RawQuery) -> ApiResult<Response> {
+    let machine = requested(&api, &name, query.as_deref()).await?;
+    Ok(([(header::CONTENT_TYPE, "image/svg+xml")], machine.definition.to_svg(&[])).into_response())
+}
+
+async fn requested(api: &Api, name: &str, query: Option<&str>) -> ApiResult<StoredMachine> {
+    let mut version = None;
+    read_query(query, &[], |parameter, value| match parameter {
+        "version" => {
+            version = Some(parse_number(&value, i32::MAX as usize)? as u32);
+            Ok(())
+        }
+        _ => Err(UNKNOWN_PARAMETER.into()),
+    })?;
+    stored(api, name, version).await
+}
+
+/// Returns a version of a machine, or its newest.
+pub async fn stored(api: &Api, name: &str, version: Option<u32>) -> ApiResult<StoredMachine> {
+    let found = api.engine.store.machine_get(name, version).await?;
+    found.ok_or_else(|| match version {
+        Some(version) => ApiError::not_found(format!("no version {version} of a machine \"{name}\"")),
+        None => ApiError::not_found(format!("no machine \"{name}\"; register it with POST /api/v1/machines")),
+    })
+}

@@ -1,0 +1,112 @@
+//! Tasks as the API shows them.
+
+use std::collections::BTreeMap;
+
+use faena_domain::Timestamp;
+use faena_machine::{Approval, Definition, Event, Record, Status, Task, Timer, WaitReason, why};
+use faena_store::TaskView as StoredTask;
+use faena_wire::PageInfo;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskView {
+    pub id: String,
+    pub machine: String,
+    pub version: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    pub correlation_id: String,
+    pub status: Status,
+    /// The active states, the outermost first, joined by dots.
+    pub state: String,
+    /// Why Faena ended the task, if no state of its machine did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
+    pub data: Value,
+    pub counters: BTreeMap<String, u32>,
+    pub timers: Vec<Timer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approval>,
+    /// Events that no state has handled yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deferred: Vec<Event>,
+    /// Number of states entered so far.
+    pub epoch: u64,
+    pub transitions: u32,
+    pub created_at: Timestamp,
+    pub created_by: String,
+    pub updated_at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Timestamp>,
+    /// When the next timer fires.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due_at: Option<Timestamp>,
+}
+
+impl TaskView {
+    pub fn of(stored: StoredTask) -> TaskView {
+        let (state, due_at) = (stored.task.state(), stored.task.due());
+        let task = stored.task;
+        TaskView {
+            id: task.id,
+            machine: stored.machine,
+            version: stored.version,
+            title: stored.title,
+            correlation_id: stored.correlation,
+            status: task.status,
+            state,
+            fault: task.fault,
+            data: task.data,
+            counters: task.counters,
+            timers: task.timers,
+            approval: task.approval,
+            deferred: task.deferred,
+            epoch: task.epoch,
+            transitions: task.transitions,
+            created_at: task.created_at,
+            created_by: task.created_by,
+            updated_at: stored.updated_at,
+            ended_at: task.ended_at,
+            due_at,
+        }
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskList {
+    pub tasks: Vec<TaskView>,
+    #[serde(flatten)]
+    pub figures: PageInfo,
+}
+
+impl TaskList {
+    pub fn new(tasks: Vec<TaskView>, figures: PageInfo) -> TaskList {
+        TaskList { tasks, figures }
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct HistoryView {
+    pub history: Vec<Record>,
+}
+
+/// What a task waits for.
+#[derive(Serialize, JsonSchema)]
+pub struct TaskWhy {
+    pub state: String,
+    pub status: Status,
+    pub summary: String,
+    pub reasons: Vec<WaitReason>,
+}
+
+impl TaskWhy {
+    pub fn of(definition: &Definition, task: &Task, now: Timestamp) -> TaskWhy {
+        let reasons = why(definition, task, now);
+        let first = reasons.first().map(|reason| reason.message.clone()).unwrap_or_default();
+        TaskWhy { state: task.state(), status: task.status, summary: format!("{}: {first}", task.state()), reasons }
+    }
+}

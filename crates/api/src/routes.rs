@@ -1,0 +1,186 @@
+//! Routes that declare who may call them.
+//!
+//! [`Routes`] has no method that adds a route without a [`Needs`] and an [`Operation`], so no route can be forgotten: neither its
+//! scope nor its documentation. The declared list is what tests compare with the authorization matrix, and what the OpenAPI
+//! document is made from.
+
+use axum::{
+    Router,
+    extract::{RawPathParams, Request, State, rejection::RawPathParamsRejection},
+    handler::Handler,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{MethodFilter, on},
+};
+use faena_domain::KeyScope;
+
+use crate::{Api, ApiResult, access, context, openapi::operation::Operation};
+
+/// What a caller needs for a route: a key with the scope, or no key while there are none, and the right queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Needs {
+    /// Nothing: health checks, and transports that check the key themselves.
+    Nothing,
+    /// The handler narrows its answer to the queues of the caller.
+    Scope(KeyScope),
+    /// The answer is about all queues, so a key that is restricted to some of them is rejected.
+    AllQueues(KeyScope),
+    /// The job in the path must be in a queue of the caller.
+    Job(KeyScope),
+    /// The queue in the path must be one of the caller's.
+    Queue(KeyScope),
+    /// The schedule in the path must create jobs in a queue of the caller.
+    Schedule(KeyScope),
+    /// The webhook in the path must be about a job in a queue of the caller.
+    Webhook(KeyScope),
+}
+
+impl Needs {
+    pub fn scope(self) -> Option<KeyScope> {
+        match self {
+            Needs::Nothing => None,
+            Needs::Scope(scope)
+            | Needs::AllQueues(scope)
+            | Needs::Job(scope)
+            | Needs::Queue(scope)
+            | Needs::Schedule(scope)
+            | Needs::Webhook(scope) => Some(scope),
+        }
+    }
+}
+
+/// A route as it was declared.
+#[derive(Clone, Debug)]
+pub struct DeclaredRoute {
+    pub method: &'static str,
+    pub path: String,
+    pub needs: Needs,
+    pub operation: Operation,
+}
+
+/// Adds a route to a router.
+type AddRoute = Box<dyn FnOnce(Router<Api>, &Api) -> Router<Api>>;
+
+/// Routes below one path.
+pub struct Routes {
+    added: Vec<AddRoute>,
+    declared: Vec<DeclaredRoute>,
+    below: &'static str,
+}
+
+impl Routes {
+    /// Returns an empty list of routes below `path`.
+    pub fn below(path: &'static str) -> Routes {
+        Routes { added: Vec::new(), declared: Vec::new(), below: path }
+    }
+
+    pub fn get<H: Handler<T, Api>, T: 'static>(
+        self,
+        path: &str,
+        needs: Needs,
+        handler: H,
+        documentation: fn() -> Operation,
+    ) -> Routes {
+        self.add((MethodFilter::GET, "GET"), path, needs, handler, documentation())
+    }
+
+    pub fn post<H: Handler<T, Api>, T: 'static>(
+        self,
+        path: &str,
+        needs: Needs,
+        handler: H,
+        documentation: fn() -> Operation,
+    ) -> Routes {
+        self.add((MethodFilter::POST, "POST"), path, needs, handler, documentation())
+    }
+
+    pub fn patch<H: Handler<T, Api>, T: 'static>(
+        self,
+        path: &str,
+        needs: Needs,
+        handler: H,
+        documentation: fn() -> Operation,
+    ) -> Routes {
+        self.add((MethodFilter::PATCH, "PATCH"), path, needs, handler, documentation())
+    }
+
+    pub fn delete<H: Handler<T, Api>, T: 'static>(
+        self,
+        path: &str,
+        needs: Needs,
+        handler: H,
+        documentation: fn() -> Operation,
+    ) -> Routes {
+        self.add((MethodFilter::DELETE, "DELETE"), path, needs, handler, documentation())
+    }
+
+    fn add<H: Handler<T, Api>, T: 'static>(
+        mut self,
+        (filter, method): (MethodFilter, &'static str),
+        path: &str,
+        needs: Needs,
+        handler: H,
+        operation: Operation,
+    ) -> Routes {
+        let path = format!("{}{path}", self.below);
+        self.declared.push(DeclaredRoute { method, path: path.clone(), needs, operation });
+        self.added.push(Box::new(move |router, api| {
+            let guard = middleware::from_fn_with_state((api.clone(), needs), check);
+            router.route(&path, on(filter, handler).route_layer(guard))
+        }));
+        self
+    }
+
+    /// Adds the routes of another list.
+    pub fn merge(mut self, other: Routes) -> Routes {
+        self.added.extend(other.added);
+        self.declared.extend(other.declared);
+        self
+    }
+
+    /// Returns the router of these routes.
+    pub fn router(self, api: &Api) -> Router<Api> {
+        self.added.into_iter().fold(Router::new(), |router, add| add(router, api))
+    }
+
+    /// Returns the routes as they were declared.
+    pub fn declared(self) -> Vec<DeclaredRoute> {
+        self.declared
+    }
+}
+
+/// Runs a request if its caller has what the route needs.
+async fn check(
+    State((api, needs)): State<(Api, Needs)>,
+    parameters: Result<RawPathParams, RawPathParamsRejection>,
+    request: Request,
+    next: Next,
+) -> Response {
+    // A path that is not UTF-8 names nothing; the handler says so.
+    let parameter = |name: &str| {
+        let found = parameters.iter().flatten().find(|(key, _)| *key == name);
+        found.map(|(_, value)| value.to_owned()).unwrap_or_default()
+    };
+    match allows(&api, needs, &parameter).await {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Fails if the caller of the current request does not have what a route needs.
+async fn allows(api: &Api, needs: Needs, parameter: &impl Fn(&str) -> String) -> ApiResult<()> {
+    let Some(scope) = needs.scope() else { return Ok(()) };
+    let caller = context::access()?;
+    caller.require(scope)?;
+    if caller.queues().is_none() {
+        return Ok(());
+    }
+    match needs {
+        Needs::Nothing | Needs::Scope(_) => Ok(()),
+        Needs::AllQueues(_) => Ok(caller.require_all_queues()?),
+        Needs::Job(_) => access::require_job_text(api, &parameter("id")).await,
+        Needs::Queue(_) => Ok(caller.require_queue(&parameter("name"))?),
+        Needs::Schedule(_) => access::require_schedule(api, &parameter("id")).await,
+        Needs::Webhook(_) => access::require_webhook(api, &parameter("id")).await,
+    }
+}

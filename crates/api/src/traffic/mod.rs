@@ -1,0 +1,253 @@
+//! What every request passes before its route: limits of rate, the key, the origin, the type of the body.
+//!
+//! The order matters. The address is counted first, so that wrong keys count too. The answer of every step has the headers
+//! of CORS, otherwise a page could not read why it was rejected.
+
+mod content;
+mod cors;
+mod origin;
+mod rate;
+
+use std::{
+    net::IpAddr,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use faena_domain::{ApiKeyId, ErrorCode};
+use tokio::sync::Semaphore;
+use tonic::Status;
+use tower_http::{
+    CompressionLevel,
+    compression::{
+        CompressionLayer,
+        predicate::{NotForContentType, Predicate, SizeAbove},
+    },
+};
+
+pub use cors::Cors;
+pub use rate::RequestRate;
+
+use crate::{
+    Api, ApiError, ApiResult,
+    context::{self, Caller},
+};
+use rate::{Limiter, Usage};
+
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// A smaller response fits into one packet with its headers.
+const MIN_COMPRESSED_BYTES: u16 = 1_024;
+
+/// Above this, a refusal is answered immediately.
+const MAX_HELD_BACK: usize = 10_000;
+
+/// Settings of the traffic that is accepted.
+#[derive(Clone, Default, Debug)]
+pub struct TrafficConfig {
+    pub per_key: Option<RequestRate>,
+    pub per_address: Option<RequestRate>,
+    pub cors: Cors,
+    /// How long the answer to a request above a limit is held back. A client that repeats its requests immediately would
+    /// otherwise use the processor with refusals alone.
+    pub refusal_pause: Duration,
+}
+
+/// State of the limits of this process.
+pub struct Traffic {
+    keys: Option<Limiter<ApiKeyId>>,
+    addresses: Option<Limiter<IpAddr>>,
+    cors: Cors,
+    rejected: [AtomicU64; RejectReason::ALL.len()],
+    refusal_pause: Duration,
+    /// Refusals that may be held back at the same time.
+    held_back: Semaphore,
+}
+
+impl Default for Traffic {
+    /// Accepts everything.
+    fn default() -> Traffic {
+        Traffic::new(TrafficConfig::default())
+    }
+}
+
+/// Why a request is rejected before its route runs, for the metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RejectReason {
+    KeyRate,
+    AddressRate,
+    Authentication,
+    Origin,
+    Content,
+}
+
+impl RejectReason {
+    pub const ALL: [RejectReason; 5] = [
+        RejectReason::KeyRate,
+        RejectReason::AddressRate,
+        RejectReason::Authentication,
+        RejectReason::Origin,
+        RejectReason::Content,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RejectReason::KeyRate => "key_rate",
+            RejectReason::AddressRate => "address_rate",
+            RejectReason::Authentication => "authentication",
+            RejectReason::Origin => "origin",
+            RejectReason::Content => "content",
+        }
+    }
+}
+
+impl Traffic {
+    pub fn new(config: TrafficConfig) -> Traffic {
+        Traffic {
+            keys: config.per_key.map(|rate| Limiter::new("key", rate)),
+            addresses: config.per_address.map(|rate| Limiter::new("address", rate)),
+            cors: config.cors,
+            rejected: Default::default(),
+            refusal_pause: config.refusal_pause,
+            held_back: Semaphore::new(MAX_HELD_BACK),
+        }
+    }
+
+    /// Holds the answer to a request above a limit back.
+    async fn hold_back(&self, error: &ApiError) {
+        if error.code == ErrorCode::RateLimited
+            && !self.refusal_pause.is_zero()
+            && let Ok(_permit) = self.held_back.try_acquire()
+        {
+            tokio::time::sleep(self.refusal_pause).await;
+        }
+    }
+
+    /// Returns the number of requests that were rejected for a reason.
+    pub fn rejected(&self, reason: RejectReason) -> u64 {
+        self.rejected[reason as usize].load(Ordering::Relaxed)
+    }
+
+    fn count(&self, reason: RejectReason) {
+        self.rejected[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request of an address.
+    fn check_address(&self, address: Option<IpAddr>) -> Option<Usage> {
+        Some(self.addresses.as_ref()?.check(client_network(address?)))
+    }
+
+    /// Counts a wrong key that did not come in the header of a request. Fails if its address has sent too many.
+    pub fn record_wrong_key(&self, address: Option<IpAddr>) -> ApiResult<()> {
+        self.count(RejectReason::Authentication);
+        self.check_address(address).map_or(Ok(()), |usage| self.refuse(usage, RejectReason::AddressRate))
+    }
+
+    fn refuse(&self, usage: Usage, reason: RejectReason) -> ApiResult<()> {
+        let Some(seconds) = usage.retry_after_seconds() else { return Ok(()) };
+        self.count(reason);
+        let message = format!("too many requests of this {}; try again in {seconds} s", usage.name);
+        Err(ApiError { retry_after_seconds: Some(seconds), ..ApiError::new(ErrorCode::RateLimited, message) })
+    }
+}
+
+/// Returns what counts as one client: an IPv4 address, or the /64 network that one IPv6 client has.
+fn client_network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
+    }
+}
+
+/// Runs a request if its traffic is accepted.
+pub async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let origin = request.headers().get(axum::http::header::ORIGIN).cloned();
+    let mut usages = Vec::new();
+    let mut response = match api.traffic.cors.preflight(&request) {
+        Some(answer) => answer,
+        None => {
+            let is_grpc = content::is_grpc(&request);
+            match check(&api, request, &mut usages) {
+                Ok(request) => next.run(request).await,
+                Err(error) => {
+                    api.traffic.hold_back(&error).await;
+                    if is_grpc {
+                        Status::from(error).into_http::<Body>().into_response()
+                    } else {
+                        error.into_response()
+                    }
+                }
+            }
+        }
+    };
+    add_usages(&usages, response.headers_mut());
+    api.traffic.cors.decorate(origin.as_ref(), response.headers_mut());
+    response
+}
+
+/// Returns the request that the route gets, or why it is rejected.
+fn check(api: &Api, request: Request, usages: &mut Vec<Usage>) -> ApiResult<Request> {
+    let traffic = &api.traffic;
+    let has_wrong_key = context::has_wrong_key();
+    let rejected = |reason: RejectReason| {
+        move |error: ApiError| {
+            traffic.count(reason);
+            error
+        }
+    };
+    if has_wrong_key || !is_exempt(request.uri().path()) {
+        limit(traffic, &context::caller(), usages)?;
+    }
+    if has_wrong_key {
+        context::access().map_err(ApiError::from).map_err(rejected(RejectReason::Authentication))?;
+    }
+    origin::check(api, request.headers()).map_err(rejected(RejectReason::Origin))?;
+    content::accept(request, api.parser().limits.max_batch_bytes).map_err(rejected(RejectReason::Content))
+}
+
+/// Health checks and metrics must be readable while a limit is reached.
+fn is_exempt(path: &str) -> bool {
+    path == "/health" || path.starts_with("/health/") || path == "/metrics" || path.starts_with("/grpc.health.v1.")
+}
+
+/// Counts a request by address and key. Processes that this server has started are not counted.
+fn limit(traffic: &Traffic, caller: &Caller, usages: &mut Vec<Usage>) -> ApiResult<()> {
+    let access = caller.access.as_ref().ok();
+    if access.is_some_and(|access| access.is_own_worker()) {
+        return Ok(());
+    }
+    if let Some(usage) = traffic.check_address(caller.address) {
+        usages.push(usage);
+        traffic.refuse(usage, RejectReason::AddressRate)?;
+    }
+    if let (Some(keys), Some(key)) = (&traffic.keys, access.and_then(|access| access.key())) {
+        let usage = keys.check(key);
+        usages.push(usage);
+        traffic.refuse(usage, RejectReason::KeyRate)?;
+    }
+    Ok(())
+}
+
+fn add_usages(usages: &[Usage], headers: &mut HeaderMap) {
+    if usages.is_empty() {
+        return;
+    }
+    let join = |item: fn(&Usage) -> String| usages.iter().map(item).collect::<Vec<_>>().join(", ");
+    for (name, text) in [(RATE_LIMIT_POLICY, join(Usage::policy)), (RATE_LIMIT, join(Usage::state))] {
+        headers.insert(name, HeaderValue::from_str(&text).expect("names and numbers"));
+    }
+}
+
+/// Compresses responses for callers that accept gzip or zstd. A stream of events is not compressed, because each event must
+/// arrive immediately, and gRPC has its own compression.
+pub fn compression() -> CompressionLayer<impl Predicate> {
+    let predicate = SizeAbove::new(MIN_COMPRESSED_BYTES).and(NotForContentType::SSE).and(NotForContentType::GRPC);
+    CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(predicate)
+}
