@@ -59,7 +59,7 @@ async fn submit(to: &str) -> Result<(), Error> {
     let job = JobRequest::new("email.send").payload(&email).max_retries(5).tag("example");
     let id = client.submit(&job).await?.id;
     println!("job {id}");
-    match client.wait_for::<Receipt>(id).await {
+    match client.wait_for_result::<Receipt>(id).await {
         Ok(receipt) => println!("sent as {}", receipt.message_id),
         Err(Error::NotCompleted { status, error, .. }) => println!("{status}: {}", error.unwrap_or_default()),
         Err(error) => return Err(error),

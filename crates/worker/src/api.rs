@@ -2,13 +2,16 @@
 
 use std::{fmt, time::Duration};
 
-use reqwest::{RequestBuilder, Response};
+use reqwest::{RequestBuilder, Response, header::HeaderMap};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::time::timeout;
 
 pub use reqwest::Method;
 
 use crate::{Client, Error, ErrorCode, EventStream, FieldError, sse::SILENCE_LIMIT};
+
+/// A server cannot make a client wait for longer than this.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// A call to any endpoint of the HTTP API. Created by [`Client::request`].
 ///
@@ -111,8 +114,9 @@ impl Client {
             return Ok(response);
         }
         let status = response.status().as_u16();
+        let retry_after = retry_after(response.headers());
         let body = response.bytes().await.map_err(|error| self.transport_error(error))?;
-        Err(refusal(status, &body))
+        Err(rejection(status, retry_after, &body))
     }
 
     fn transport_error(&self, error: reqwest::Error) -> Error {
@@ -142,16 +146,23 @@ struct ErrorInfo {
 }
 
 /// Reads an answer with an error status. A proxy between client and server may have written it.
-pub(crate) fn refusal(status: u16, body: &[u8]) -> Error {
+pub(crate) fn rejection(status: u16, retry_after: Option<Duration>, body: &[u8]) -> Error {
     match serde_json::from_slice::<ErrorBody>(body) {
         Ok(ErrorBody { error }) => {
-            Error::Refused { status, code: error.code, message: error.message, details: error.details }
+            Error::Response { status, code: error.code, message: error.message, details: error.details, retry_after }
         }
         Err(_) => {
             let message = format!("answered {status}; is that a Faena server?");
-            Error::Refused { status, code: ErrorCode::from("UNKNOWN"), message, details: Vec::new() }
+            let code = ErrorCode::from("UNKNOWN");
+            Error::Response { status, code, message, details: Vec::new(), retry_after }
         }
     }
+}
+
+/// Returns the delay that a server asks for with `Retry-After` in seconds, up to a minute.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get("retry-after")?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
 }
 
 #[cfg(test)]
@@ -161,15 +172,27 @@ mod tests {
     #[test]
     fn a_refusal_has_the_code_of_the_server() {
         let body = br#"{"error":{"code":"NOT_FOUND","message":"no such job","requestId":"1"}}"#;
-        assert_eq!(refusal(404, body).to_string(), "no such job (NOT_FOUND)");
-        let Error::Refused { status: 502, code, .. } = refusal(502, b"<html>") else { panic!("refused") };
+        assert_eq!(rejection(404, None, body).to_string(), "no such job (NOT_FOUND)");
+        let Error::Response { status: 502, code, .. } = rejection(502, None, b"<html>") else { panic!("rejected") };
         assert_eq!(code, ErrorCode::Unknown("UNKNOWN".into()));
+    }
+
+    #[test]
+    fn the_delay_that_the_server_asks_for_is_kept_and_bounded() {
+        let delay = |value: &str| {
+            retry_after(&HeaderMap::from_iter([(reqwest::header::RETRY_AFTER, value.parse().expect("a value"))]))
+        };
+        assert_eq!(delay("7"), Some(Duration::from_secs(7)));
+        assert_eq!(delay("86400"), Some(LONGEST_RETRY_AFTER));
+        assert_eq!((delay("soon"), delay("-1"), retry_after(&HeaderMap::new())), (None, None, None));
+        let error = rejection(429, delay("7"), br#"{"error":{"code":"RATE_LIMITED","message":"slow down"}}"#);
+        assert!(crate::backoff::Backoff::new().delay_after(Some(&error)) >= Duration::from_secs(7));
     }
 
     #[test]
     fn an_unknown_code_is_kept() {
         let body = br#"{"error":{"code":"QUOTA_EXCEEDED","message":"too much","extra":true}}"#;
-        let Error::Refused { code, .. } = refusal(402, body) else { panic!("refused") };
+        let Error::Response { code, .. } = rejection(402, None, body) else { panic!("rejected") };
         assert_eq!(code, ErrorCode::Unknown("QUOTA_EXCEEDED".into()));
     }
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use rand::RngExt;
 
+use crate::Error;
+
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -29,6 +31,12 @@ impl Backoff {
         let longest = self.next;
         self.next = (longest * 2).min(LONGEST);
         longest.mul_f64(rand::rng().random_range(0.5..=1.0))
+    }
+
+    /// Returns the next delay, after the time that the server asks for in its answer.
+    pub fn delay_after(&mut self, error: Option<&Error>) -> Duration {
+        // The random part keeps many clients from coming back at the same moment.
+        self.next_delay() + error.and_then(Error::retry_after).unwrap_or_default()
     }
 }
 

@@ -160,7 +160,7 @@ impl Client {
         self.request(Method::POST, &format!("/api/v1/jobs/{id}/cancel")).send().await
     }
 
-    /// Retries a failed or cancelled job.
+    /// Retries a failed or cancelled job, or lets a retrying job make its next attempt now.
     pub async fn retry(&self, id: JobId) -> Result<ChangedJob, Error> {
         self.request(Method::POST, &format!("/api/v1/jobs/{id}/retry")).send().await
     }

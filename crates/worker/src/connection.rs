@@ -25,7 +25,7 @@ use tokio_tungstenite::{
 use crate::{
     Error,
     address::{Address, ensure_crypto},
-    api::refusal,
+    api::{rejection, retry_after},
     backoff::Backoff,
     context::HandlerMessage,
     outgoing,
@@ -52,14 +52,14 @@ enum Ended {
     /// The worker has shut down.
     Done,
     Lost(String),
-    Refused(Error),
+    Rejected(Error),
 }
 
 /// Runs a worker until it has shut down. Reconnects for as long as that takes.
 ///
 /// # Errors
 ///
-/// Returns the refusal of the server if it never accepted this worker and waiting does not help.
+/// Returns the rejection of the server if it never accepted this worker and waiting does not help.
 pub(crate) async fn run(settings: Settings, shutdown: impl FusedFuture<Output = ()>) -> Result<(), Error> {
     let (sender, messages) = mpsc::channel(MAX_MESSAGES);
     let session = Session::new(Arc::new(settings), sender);
@@ -76,16 +76,27 @@ pub(crate) async fn run(settings: Settings, shutdown: impl FusedFuture<Output = 
         };
         let was_registered = driver.session.is_registered();
         driver.session.on_disconnected();
-        match ended {
+        let rejection = match ended {
             Ended::Done => return Ok(()),
-            Ended::Refused(error) if !driver.session.was_registered && is_permanent(&error) => return Err(error),
-            Ended::Refused(error) => tracing::warn!(url = ?settings.address, %error, "connection refused"),
-            Ended::Lost(reason) => tracing::warn!(url = ?settings.address, reason, "not connected"),
-        }
+            Ended::Rejected(error) if !driver.session.was_registered && is_permanent(&error) => return Err(error),
+            Ended::Rejected(error) => {
+                tracing::warn!(url = ?settings.address, %error, "connection rejected by the server");
+                Some(error)
+            }
+            Ended::Lost(reason) if was_registered => {
+                let jobs = driver.session.runs.in_flight_count();
+                tracing::warn!(url = ?settings.address, reason, jobs, "connection lost, reconnecting");
+                None
+            }
+            Ended::Lost(reason) => {
+                tracing::warn!(url = ?settings.address, reason, "cannot connect, retrying");
+                None
+            }
+        };
         if was_registered {
             backoff.reset();
         }
-        if driver.while_disconnected(sleep(backoff.next_delay())).await.is_none() {
+        if driver.while_disconnected(sleep(backoff.delay_after(rejection.as_ref()))).await.is_none() {
             return Ok(());
         }
     }
@@ -93,15 +104,18 @@ pub(crate) async fn run(settings: Settings, shutdown: impl FusedFuture<Output = 
 
 /// Whether waiting does not help: the token is wrong, or the address is not a Faena server.
 fn is_permanent(error: &Error) -> bool {
-    matches!(error, Error::Refused { status, .. } if (400..500).contains(status) && ![408, 409, 429].contains(status))
+    matches!(error, Error::Response { status, .. } if (400..500).contains(status) && ![408, 409, 429].contains(status))
 }
 
 impl From<tungstenite::Error> for Ended {
     fn from(error: tungstenite::Error) -> Ended {
         match error {
             tungstenite::Error::Http(response) => {
-                let status = response.status().as_u16();
-                Ended::Refused(refusal(status, response.body().as_deref().unwrap_or_default()))
+                let (status, delay) = (response.status().as_u16(), retry_after(response.headers()));
+                Ended::Rejected(rejection(status, delay, response.body().as_deref().unwrap_or_default()))
+            }
+            tungstenite::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                Ended::Lost("nothing listens there".into())
             }
             error => Ended::Lost(error.to_string()),
         }
@@ -210,7 +224,7 @@ impl<S: FusedFuture<Output = ()>> Driver<'_, S> {
             return Poll::Ready(ended);
         }
         match self.session.close_reason.take() {
-            Some(CloseReason::Refused(error)) => return Poll::Ready(Ended::Refused(error)),
+            Some(CloseReason::Rejected(error)) => return Poll::Ready(Ended::Rejected(error)),
             Some(CloseReason::Silence) => return Poll::Ready(Ended::Lost("the server is silent".into())),
             None if is_over => return Poll::Ready(Ended::Done),
             None => {}

@@ -36,6 +36,7 @@ struct Inner {
     kind: String,
     queue: String,
     payload: Box<RawValue>,
+    attempt: u32,
     retry_count: u32,
     max_retries: u32,
     correlation_id: String,
@@ -66,10 +67,10 @@ pub(crate) enum HandlerMessage {
 }
 
 /// Wakes the handler that waits for the acknowledgement of a step.
-pub(crate) type StepAck = oneshot::Sender<Result<(), StepRefusal>>;
+pub(crate) type StepAck = oneshot::Sender<Result<(), StepRejection>>;
 
 #[derive(Debug)]
-pub(crate) struct StepRefusal {
+pub(crate) struct StepRejection {
     pub code: ErrorCode,
     pub message: String,
 }
@@ -89,6 +90,7 @@ impl Context {
             kind: job.kind.into_owned(),
             queue: job.queue.into_owned(),
             payload: job.payload.to_owned(),
+            attempt: job.attempt,
             retry_count: job.retry_count,
             max_retries: job.max_retries,
             correlation_id: job.correlation_id.into_owned(),
@@ -162,7 +164,14 @@ impl Context {
             .map_err(|error| JobError::fail(format!("payload: does not match the handler: {error}")))
     }
 
-    /// Returns how many attempts have failed before this one.
+    /// Returns which attempt of the job this run is: 1 for the first.
+    ///
+    /// A manual retry continues the count. A run that was released does not count, so the next run has the same number.
+    pub fn attempt(&self) -> u32 {
+        self.0.attempt
+    }
+
+    /// Returns how many attempts have failed before this one, since the last manual retry.
     pub fn retry_count(&self) -> u32 {
         self.0.retry_count
     }
@@ -182,7 +191,7 @@ impl Context {
         &self.0.correlation_id
     }
 
-    /// Returns the W3C trace context that was submitted with the job.
+    /// Returns the W3C trace context of this run, for spans of the handler and for what it calls.
     pub fn traceparent(&self) -> Option<&str> {
         self.0.traceparent.as_deref()
     }
@@ -239,14 +248,31 @@ impl Context {
         &self.0.token
     }
 
-    /// Reports how far the job is. Never waits; if there are too many updates at once, some are dropped.
+    /// Reports how far the job is. Never waits; if too many updates are waiting, some are dropped.
     pub fn progress(&self, progress: Progress) {
         self.update(outgoing::progress(self.0.key, progress));
     }
 
     /// Writes a line to the log of the job. Never waits, like [`progress`](Self::progress).
     pub fn log(&self, message: impl AsRef<str>) {
-        self.update(outgoing::log(self.0.key, message.as_ref()));
+        self.update(outgoing::log(self.0.key, None, message.as_ref()));
+    }
+
+    /// Writes an entry with an event name of your own to the log of the job, with `message` as its details. Never waits, like
+    /// [`progress`](Self::progress).
+    ///
+    /// The name has 1 to 64 characters of `a-z`, `0-9`, `_` and `.`, and is not the name of a built-in event such as `started`.
+    /// The server rejects an entry with any other name, and the worker logs the rejection.
+    ///
+    /// ```
+    /// # use faena::{Context, JobError};
+    /// async fn train(job: Context, _: serde_json::Value) -> Result<(), JobError> {
+    ///     job.log_event("training_started", "10 epochs");
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn log_event(&self, event: &str, message: impl AsRef<str>) {
+        self.update(outgoing::log(self.0.key, Some(event), message.as_ref()));
     }
 
     fn update(&self, frame: Utf8Bytes) {
@@ -278,7 +304,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Returns the error of `work`, [`JobError::cancelled`] if the run is cancelled, or an error if the server refuses the step
+    /// Returns the error of `work`, [`JobError::cancelled`] if the run is cancelled, or an error if the server rejects the step
     /// because the job has been assigned to another worker. Pass all of them on with `?`.
     pub async fn step<T, F, Fut>(&self, name: &str, work: F) -> Result<T, JobError>
     where
@@ -316,9 +342,9 @@ impl Context {
         self.0.messages.send(message).await.map_err(|_| JobError::cancelled())?;
         match answer.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(refusal)) => {
-                let StepRefusal { code, message } = refusal;
-                Err(JobError::retry(format!("step \"{name}\": refused by the server: {message} ({code})")))
+            Ok(Err(rejection)) => {
+                let StepRejection { code, message } = rejection;
+                Err(JobError::retry(format!("step \"{name}\": rejected by the server: {message} ({code})")))
             }
             Err(_) => Err(JobError::cancelled()),
         }

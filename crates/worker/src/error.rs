@@ -21,12 +21,16 @@ open_enum! {
         NotFound = "NOT_FOUND",
         /// The request conflicts with what is stored; 409.
         Conflict = "CONFLICT",
-        /// The report belongs to an old run: the job has been assigned to another worker; 409.
+        /// The report belongs to a run that is over: a later run has the job, or the job has finished; 409.
         StaleRun = "STALE_RUN",
         /// The job is in a state that does not allow this; 409.
         InvalidTransition = "INVALID_TRANSITION",
         /// The request is too large; 413.
         PayloadTooLarge = "PAYLOAD_TOO_LARGE",
+        /// The type or compression of the body is not accepted; 415.
+        UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE",
+        /// The headers of the request are too large; 431.
+        HeadersTooLarge = "HEADERS_TOO_LARGE",
         /// Too many requests; 429.
         RateLimited = "RATE_LIMITED",
         /// The server failed; 500.
@@ -46,6 +50,8 @@ impl ErrorCode {
             ErrorCode::NotFound => 404,
             ErrorCode::Conflict | ErrorCode::StaleRun | ErrorCode::InvalidTransition => 409,
             ErrorCode::PayloadTooLarge => 413,
+            ErrorCode::UnsupportedMediaType => 415,
+            ErrorCode::HeadersTooLarge => 431,
             ErrorCode::RateLimited => 429,
             ErrorCode::InternalError => 500,
             ErrorCode::Unavailable | ErrorCode::Unknown(_) => 503,
@@ -67,17 +73,20 @@ pub struct FieldError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server rejected the request.
+    /// The server answered with an error status.
     #[error("{message} ({code}){}", listed(.details))]
     #[non_exhaustive]
-    Refused {
+    Response {
         /// The HTTP status.
         status: u16,
+        /// How long the server asks the caller to wait (`Retry-After`), up to a minute.
+        retry_after: Option<Duration>,
         /// The code to branch on.
         code: ErrorCode,
-        /// A text for people.
+        /// A readable text.
         message: String,
-        /// Every invalid field, if the code is [`ErrorCode::ValidationError`].
+        /// Every invalid field if the code is [`ErrorCode::ValidationError`]; the id of the existing job (path `id`) if it is
+        /// [`ErrorCode::Conflict`].
         details: Vec<FieldError>,
     },
     /// The server did not answer.
@@ -126,6 +135,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns how long the server asks the caller to wait before the next call (`Retry-After`), up to a minute.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Error::Response { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
     /// Returns the message of the error followed by those of its causes: `cannot reach …: connection refused`.
     pub fn with_causes(&self) -> String {
         with_causes(self)
@@ -162,14 +179,14 @@ fn with_causes(error: &dyn StdError) -> String {
 /// The error of a handler, and whether the job is retried.
 ///
 /// Every [`std::error::Error`] converts into a retryable `JobError` with `?`. `JobError` does not implement that trait itself,
-/// because the two conversions would conflict.
+/// because the conversion would then overlap with `impl From<T> for T` of the standard library.
 ///
 /// ```
 /// # use std::time::Duration;
 /// # use faena::JobError;
 /// fn parse(text: &str) -> Result<u32, JobError> {
 ///     if text.is_empty() {
-///         return Err(JobError::fail("the number is missing"));    // fails the job at once
+///         return Err(JobError::fail("the number is missing"));    // fails the job immediately
 ///     }
 ///     if text == "later" {
 ///         return Err(JobError::retry("not ready").after(Duration::from_secs(60)));
@@ -194,7 +211,7 @@ impl JobError {
         JobError { message: truncated(message.to_string()), retryable: true, retry_after: None }
     }
 
-    /// Creates an error that fails the job at once, because another attempt would fail the same way.
+    /// Creates an error that fails the job immediately, because another attempt would fail the same way.
     pub fn fail(message: impl fmt::Display) -> JobError {
         JobError { retryable: false, ..JobError::retry(message) }
     }

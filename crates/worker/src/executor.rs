@@ -23,7 +23,7 @@ use crate::{
     Context, JobError,
     context::HandlerMessage,
     frames::ReportKind,
-    handler::{Handlers, Next, Outcome},
+    handler::{HandlerResult, Handlers, Next},
     outgoing,
 };
 
@@ -193,7 +193,7 @@ async fn run(context: Context, handlers: Arc<Handlers>) -> HandlerMessage {
 }
 
 /// Runs the middleware and the handler of a job. A panic becomes a retryable error.
-pub(crate) async fn outcome(context: Context, handlers: Arc<Handlers>) -> Outcome {
+pub(crate) async fn outcome(context: Context, handlers: Arc<Handlers>) -> HandlerResult {
     let work = async move { Next::new(handlers).run(context).await };
     AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());

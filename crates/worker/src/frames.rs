@@ -59,6 +59,9 @@ pub(crate) struct WorkerFrame<'a> {
     /// `log`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<&'a str>,
+    /// `log`: the name of the entry, if it is not `message`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event: Option<&'a str>,
     /// `step`, `complete`: any JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<&'a RawValue>,
@@ -89,6 +92,7 @@ impl WorkerFrame<'_> {
             run: None,
             progress: None,
             message: None,
+            event: None,
             result: None,
             total_steps: None,
             error: None,
@@ -192,6 +196,8 @@ pub(crate) struct JobFrame<'a> {
     #[serde(borrow)]
     pub payload: &'a RawValue,
     pub run: RunNumber,
+    /// Which attempt of the job this run is: 1 for the first.
+    pub attempt: u32,
     pub retry_count: u32,
     pub max_retries: u32,
     #[serde(borrow)]

@@ -9,15 +9,15 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::{Context, JobError};
 
 /// How a run ended: with its result as JSON, or with an error.
-pub type Outcome = Result<Box<RawValue>, JobError>;
+pub type HandlerResult = Result<Box<RawValue>, JobError>;
 
-pub(crate) type Handler = Arc<dyn Fn(Context) -> BoxFuture<'static, Outcome> + Send + Sync>;
-type Middleware = Arc<dyn Fn(Context, Next) -> BoxFuture<'static, Outcome> + Send + Sync>;
+pub(crate) type Handler = Arc<dyn Fn(Context) -> BoxFuture<'static, HandlerResult> + Send + Sync>;
+type Middleware = Arc<dyn Fn(Context, Next) -> BoxFuture<'static, HandlerResult> + Send + Sync>;
 
 #[derive(Clone, Default)]
 pub(crate) struct Handlers {
     by_type: HashMap<String, Handler>,
-    /// Handlers of all types that start with a prefix, longest prefix first.
+    /// Handlers for type prefixes, longest prefix first.
     by_prefix: Vec<(String, Handler)>,
     middleware: Vec<Middleware>,
 }
@@ -40,7 +40,7 @@ impl Handlers {
     pub fn add_middleware<F, Fut>(&mut self, middleware: F)
     where
         F: Fn(Context, Next) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Outcome> + Send + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
     {
         self.middleware.push(Arc::new(move |context, next| Box::pin(middleware(context, next))));
     }
@@ -73,7 +73,7 @@ impl Next {
     }
 
     /// Runs the next middleware, or the handler if this was the last one.
-    pub fn run(mut self, context: Context) -> BoxFuture<'static, Outcome> {
+    pub fn run(mut self, context: Context) -> BoxFuture<'static, HandlerResult> {
         if let Some(middleware) = self.handlers.middleware.get(self.depth).cloned() {
             self.depth += 1;
             return middleware(context, self);
@@ -88,7 +88,7 @@ impl Next {
     }
 }
 
-/// Wraps a function of serde types: reads the payload, runs the function, writes the result.
+/// Wraps a typed handler: deserializes the payload, runs the handler, serializes the result.
 pub(crate) fn typed<P, R, F, Fut>(handler: F) -> Handler
 where
     P: DeserializeOwned + Send + 'static,
@@ -103,7 +103,7 @@ where
             let payload = context.payload_as::<P>()?;
             let result = handler(context, payload).await?;
             to_raw_value(&result)
-                .map_err(|error| JobError::fail(format!("the result cannot be written as JSON: {error}")))
+                .map_err(|error| JobError::fail(format!("cannot serialize the result as JSON: {error}")))
         })
     })
 }

@@ -83,7 +83,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What an entry of a job's log reports.
+    /// What an entry of a job's log reports. `Unknown` is also an event that a handler named.
     LogEvent {
         /// The job was stored.
         Created = "created",
@@ -122,10 +122,10 @@ open_enum! {
         /// The job was cancelled.
         Cancelled = "cancelled",
         /// A worker released the job, so that another run can start without using an attempt.
-        HandedBack = "handed_back",
+        Released = "released",
         /// The job was recovered after its server process died.
         Recovered = "recovered",
-        /// A report of an old run was refused.
+        /// A report of an old run was rejected.
         StaleReport = "stale_report",
         /// All jobs it depends on are finished.
         ParentsDone = "parents_done",
@@ -202,7 +202,7 @@ pub struct Progress {
     /// From 0 to 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub percentage: Option<f64>,
-    /// A text for people.
+    /// A readable text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -241,7 +241,7 @@ impl Progress {
         self
     }
 
-    /// Sets a text for people.
+    /// Sets a readable text.
     #[must_use]
     pub fn message(mut self, message: impl Into<String>) -> Progress {
         self.message = Some(message.into());
@@ -307,7 +307,7 @@ pub struct LogEntry {
 pub struct Job {
     /// The id.
     pub id: JobId,
-    /// A name for people; the type if none was given.
+    /// The display name; the type if none was given.
     pub name: String,
     /// The type, by which workers are chosen.
     #[serde(rename = "type")]
@@ -332,7 +332,7 @@ pub struct Job {
     /// The longest retry delay, in milliseconds.
     #[serde(rename = "maxDelay")]
     pub max_delay_ms: u64,
-    /// The retry delays themselves, in milliseconds, if they replace the formula.
+    /// The retry delays themselves, in milliseconds, if they replace the computed backoff.
     #[serde(default, rename = "retryDelays")]
     pub retry_delays_ms: Vec<u64>,
     /// The part of a retry delay, from 0 to 1, that is added at random.
@@ -355,8 +355,8 @@ pub struct Job {
     pub started_at: Option<Timestamp>,
     /// When it completed, failed for good or was cancelled.
     pub completed_at: Option<Timestamp>,
-    /// When the next retry is due, while it is [`Retrying`](JobState::Retrying).
-    pub next_retry_at: Option<Timestamp>,
+    /// When the next attempt is due, while it is [`Retrying`](JobState::Retrying).
+    pub next_attempt_at: Option<Timestamp>,
     /// The result of the handler.
     pub result: Option<Box<RawValue>>,
     /// The latest error.
@@ -382,6 +382,9 @@ pub struct Job {
     pub worker_id: Option<String>,
     /// The number of its latest run.
     pub run: Option<RunNumber>,
+    /// How many attempts it has had, including the current run once it has started. Released runs do not count.
+    #[serde(default)]
+    pub attempt: u32,
     /// The URL that is notified when it finishes.
     pub webhook_url: Option<String>,
     /// Ties together what follows from one cause; its own id if none was given.

@@ -12,12 +12,13 @@
 //! #[derive(Serialize)]
 //! struct Receipt { characters: usize }
 //!
+//! // An error returned with `?` is retried.
 //! async fn send(job: Context, email: Email) -> Result<Receipt, JobError> {
 //!     if !email.to.contains('@') {
-//!         return Err(JobError::fail("the address is not valid"));     // fails the job at once
+//!         return Err(JobError::fail("the address is not valid"));     // fails the job immediately
 //!     }
 //!     job.log(format!("sending to {}", email.to));
-//!     Ok(Receipt { characters: email.to.len() })                      // `?` on any error: retried
+//!     Ok(Receipt { characters: email.to.len() })
 //! }
 //!
 //! #[tokio::main]
@@ -33,19 +34,19 @@
 //! let client = faena::Client::from_env()?;
 //! let job = faena::JobRequest::new("email.send").payload(&serde_json::json!({ "to": "ada@example.org" }));
 //! let id = client.submit(&job).await?.id;
-//! let receipt: serde_json::Value = client.wait_for(id).await?;
+//! let receipt: serde_json::Value = client.wait_for_result(id).await?;
 //! # Ok(()) }
 //! ```
 //!
 //! # Guarantees for handlers
 //!
 //! - A job runs **at least once**. It runs again if its worker dies, or is disconnected for longer than the grace period of the
-//!   server. Every later run has a larger [`Context::run`], and the server refuses reports of an older one.
+//!   server. Every later run has a larger [`Context::run`], and the server rejects reports of an older one.
 //! - A completed [`Context::step`] does not run again: a later run gets the stored result.
 //! - The worker reconnects after a lost connection while its handlers continue. Reports without an acknowledgement are sent again.
 //! - [`Context::cancelled`] says when to stop: the job was cancelled or exceeded its deadline, or the worker shuts down. A handler
 //!   that blocks its thread should run that part in `tokio::task::spawn_blocking`.
-//! - SIGTERM starts a graceful shutdown. See [`Worker::run_until`].
+//! - With [`Worker::run`], SIGTERM or Ctrl-C starts a graceful shutdown, which [`Worker::run_until`] describes.
 //!
 //! To test handlers without a server, see [`testing`].
 //!
@@ -92,7 +93,7 @@ pub use api::{ApiRequest, Method};
 pub use client::{Client, ClientBuilder};
 pub use context::Context;
 pub use error::{Error, ErrorCode, FieldError, JobError};
-pub use handler::{Next, Outcome};
+pub use handler::{HandlerResult, Next};
 pub use ids::{JobId, RunNumber};
 pub use job::{
     Attempt, ChangedJob, ErrorReason, Job, JobState, LogEntry, LogEvent, OnParentFailure, Priority, Progress, RetryOn,

@@ -40,8 +40,8 @@ pub(crate) fn progress(key: RunKey, progress: Progress) -> Utf8Bytes {
     encode(&WorkerFrame { progress: Some(progress), ..report(key, WorkerFrameKind::Progress) })
 }
 
-pub(crate) fn log(key: RunKey, message: &str) -> Utf8Bytes {
-    encode(&WorkerFrame { message: Some(message), ..report(key, WorkerFrameKind::Log) })
+pub(crate) fn log(key: RunKey, event: Option<&str>, message: &str) -> Utf8Bytes {
+    encode(&WorkerFrame { message: Some(message), event, ..report(key, WorkerFrameKind::Log) })
 }
 
 pub(crate) fn step(key: RunKey, name: &str, result: &RawValue, total_steps: Option<u32>) -> Utf8Bytes {

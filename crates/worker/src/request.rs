@@ -94,7 +94,7 @@ impl JobRequest {
     }
 
     text_setters! {
-        /// Sets a name for people. Default: the type.
+        /// Sets a display name. Default: the type.
         name,
         /// Sets the queue. Default: `default`.
         queue,
@@ -109,7 +109,7 @@ impl JobRequest {
         concurrency_key,
         /// Sets the URL to notify when the job finishes.
         webhook_url,
-        /// Sets the id that ties together what follows from one cause. Default: the id of the job.
+        /// Sets the id that is shared by all jobs and events with the same cause. Default: the id of the job.
         correlation_id,
         /// Sets the W3C trace context of the job. Ignored for jobs of a batch.
         traceparent,
@@ -163,7 +163,7 @@ impl JobRequest {
         self
     }
 
-    /// Sets the retry delays themselves, instead of the formula. The last one also applies to all later retries.
+    /// Sets the retry delays themselves, instead of the computed backoff. The last one also applies to all later retries.
     #[must_use]
     pub fn retry_delays(mut self, delays: impl IntoIterator<Item = Duration>) -> Self {
         self.retry_delays = delays.into_iter().map(ms).collect();

@@ -1,4 +1,4 @@
-//! The worker's side of the protocol: what the server sends, what it changes, and what is to be sent.
+//! The worker's side of the protocol: handles frames from the server and queues frames to send.
 //!
 //! A session knows no socket. The connection passes frames and handler messages in and takes frames out. Connections are lost
 //! and replaced; the session stays, and with it the running jobs and the reports without an acknowledgement.
@@ -10,7 +10,7 @@ use tokio_tungstenite::tungstenite::Utf8Bytes;
 
 use crate::{
     Context, Error, ErrorCode,
-    context::{HandlerMessage, StepAck, StepRefusal},
+    context::{HandlerMessage, StepAck, StepRejection},
     frames::{FrameError, JobFrame, ReportKind, RunKey, ServerFrame, ServerFrameKind},
     outgoing,
     reports::PendingReports,
@@ -55,11 +55,11 @@ struct Registration {
     silence_check_at: Instant,
 }
 
-/// Why the session wants its connection closed.
+/// Why the session closes its connection.
 #[derive(Debug)]
 pub(crate) enum CloseReason {
     Silence,
-    Refused(Error),
+    Rejected(Error),
 }
 
 impl Session {
@@ -138,6 +138,8 @@ impl Session {
             silence_check_at: now + interval * SILENT_INTERVALS,
         });
         self.was_registered = true;
+        let (worker, types) = (frame.worker_id.as_deref().unwrap_or(&self.worker_id), self.settings.handlers.names());
+        tracing::info!(url = ?self.settings.address, worker, types = types.join(","), "connected, waiting for jobs");
         if let Some(id) = frame.worker_id.as_deref().filter(|id| *id != self.worker_id) {
             self.worker_id = id.to_owned();
         }
@@ -188,22 +190,28 @@ impl Session {
         }
         let no_reason = || FrameError { code: ErrorCode::from("UNKNOWN"), message: "no reason given".into() };
         let FrameError { code, message } = frame.error.unwrap_or_else(no_reason);
-        tracing::warn!(%job, run = %report.run, report = ?report.kind, %code, message, "report refused");
+        tracing::warn!(%job, run = %report.run, report = ?report.kind, %code, message, "report rejected");
         if matches!(code, ErrorCode::StaleRun | ErrorCode::NotFound) {
             self.runs.mark_reassigned(RunKey { job, run: report.run }, now);
         }
         if let Some(waiter) = report.waiter {
-            let _ = waiter.send(Err(StepRefusal { code, message }));
+            let _ = waiter.send(Err(StepRejection { code, message }));
         }
     }
 
     fn on_error(&mut self, FrameError { code, message }: FrameError) {
         if self.registration.is_some() {
-            tracing::warn!(%code, message, "frame refused by the server");
+            tracing::warn!(%code, message, "frame rejected by the server");
             return;
         }
         let status = code.status();
-        self.close_reason = Some(CloseReason::Refused(Error::Refused { status, code, message, details: Vec::new() }));
+        self.close_reason = Some(CloseReason::Rejected(Error::Response {
+            status,
+            code,
+            message,
+            details: Vec::new(),
+            retry_after: None,
+        }));
     }
 
     pub fn on_message(&mut self, message: HandlerMessage) {
@@ -239,7 +247,7 @@ impl Session {
             return;
         }
         if self.settings.ephemeral && self.registration.is_some() {
-            // Before the end of the run, so that the server assigns no second job.
+            // Drains before it reports the end of the run, so that the server assigns no second job.
             self.outbox.push_back(outgoing::drain());
         }
         if kind == ReportKind::Fail && self.phase.cancels_runs() {

@@ -15,7 +15,7 @@ const ACKNOWLEDGE_WAIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     Working,
-    /// The server has requested it, and may resume the worker.
+    /// The server has asked the worker to drain, and may resume it until the last run has ended.
     Draining,
     /// Handlers may finish.
     Finishing {
@@ -25,7 +25,7 @@ pub(crate) enum Phase {
     Cancelling {
         until: Instant,
     },
-    /// No handler runs; the last reports may be acknowledged.
+    /// No handler runs; the worker waits until the last reports are acknowledged.
     Acknowledging {
         until: Instant,
     },
@@ -41,7 +41,7 @@ impl Phase {
         !matches!(self, Phase::Working | Phase::Draining)
     }
 
-    /// Whether handlers fail because they are cancelled.
+    /// Whether the shutdown has cancelled the handlers, so that a failure now must not use an attempt.
     pub fn cancels_runs(self) -> bool {
         matches!(self, Phase::Cancelling { .. } | Phase::Acknowledging { .. })
     }
@@ -102,7 +102,10 @@ impl Session {
         }
     }
 
-    /// Returns `true` if the worker can end: every report is acknowledged, or the time for that is over.
+    /// Returns `true` if the worker can end.
+    ///
+    /// It is draining, shutting down or has had its only job, no run is in flight, and every report is acknowledged; or the time for
+    /// acknowledgements is over.
     pub fn is_over(&self, now: Instant) -> bool {
         let is_done = self.runs.in_flight_count() == 0 && self.reports.is_empty();
         match self.phase {

@@ -24,13 +24,13 @@ use uuid::Uuid;
 
 use crate::{
     Context, ErrorCode, JobError, Progress, Timestamp, Worker,
-    context::{HandlerMessage, StepRefusal},
+    context::{HandlerMessage, StepRejection},
     executor,
     frames::{JobFrame, StepFrame},
-    handler::Outcome,
+    handler::HandlerResult,
 };
 
-/// Updates beyond this number at once are dropped.
+/// Updates are dropped while this many are waiting.
 const MAX_MESSAGES: usize = 10_000;
 const TIME_LEFT: Duration = Duration::from_secs(3_600);
 
@@ -58,7 +58,7 @@ pub struct TestJob {
     payload: Box<RawValue>,
     retry_count: u32,
     completed_steps: Vec<(String, Box<RawValue>)>,
-    refused_step: Option<String>,
+    rejected_step: Option<String>,
     token: CancellationToken,
 }
 
@@ -67,13 +67,15 @@ pub struct TestJob {
 #[non_exhaustive]
 pub struct TestRun {
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: HandlerResult,
     /// The steps that this run completed, with their results, in order. Does not contain those of earlier runs.
     pub steps: Vec<(String, Box<RawValue>)>,
     /// The progress it reported.
     pub progress: Vec<Progress>,
     /// The lines it wrote to the log.
     pub logs: Vec<String>,
+    /// The events it wrote to the log, each with its name and message.
+    pub events: Vec<(String, String)>,
 }
 
 impl TestJob {
@@ -88,7 +90,7 @@ impl TestJob {
             payload: raw(payload),
             retry_count: 0,
             completed_steps: Vec::new(),
-            refused_step: None,
+            rejected_step: None,
             token: CancellationToken::new(),
         }
     }
@@ -109,9 +111,9 @@ impl TestJob {
         self
     }
 
-    /// Makes the server refuse this step, as if the job had been assigned to another worker.
-    pub fn refused_step(mut self, name: impl Into<String>) -> Self {
-        self.refused_step = Some(name.into());
+    /// Makes the server reject this step, as if the job had been assigned to another worker.
+    pub fn rejected_step(mut self, name: impl Into<String>) -> Self {
+        self.rejected_step = Some(name.into());
         self
     }
 
@@ -126,7 +128,7 @@ impl TestJob {
         let context = Context::new(self.frame(), sender);
         let stop = context.token().clone();
         let mut work = std::pin::pin!(executor::outcome(context, worker.handlers()));
-        let mut recorder = Recorder { refused_step: self.refused_step, ..Recorder::default() };
+        let mut recorder = Recorder { rejected_step: self.rejected_step, ..Recorder::default() };
         loop {
             tokio::select! {
                 biased;
@@ -136,8 +138,8 @@ impl TestJob {
                     while let Ok(message) = messages.try_recv() {
                         recorder.record(message);
                     }
-                    let Recorder { steps, progress, logs, .. } = recorder;
-                    return TestRun { outcome, steps, progress, logs };
+                    let Recorder { steps, progress, logs, events, .. } = recorder;
+                    return TestRun { outcome, steps, progress, logs, events };
                 }
             }
         }
@@ -153,6 +155,7 @@ impl TestJob {
             queue: Cow::Borrowed("default"),
             payload: &self.payload,
             run: (i64::from(self.retry_count) + 1).into(),
+            attempt: self.retry_count + 1,
             retry_count: self.retry_count,
             max_retries: 3,
             correlation_id: Cow::Owned(id.to_string()),
@@ -200,10 +203,11 @@ impl TestRun {
 
 #[derive(Default)]
 struct Recorder {
-    refused_step: Option<String>,
+    rejected_step: Option<String>,
     steps: Vec<(String, Box<RawValue>)>,
     progress: Vec<Progress>,
     logs: Vec<String>,
+    events: Vec<(String, String)>,
 }
 
 impl Recorder {
@@ -213,14 +217,17 @@ impl Recorder {
             HandlerMessage::Update { frame } => {
                 let frame = read(&frame);
                 self.progress.extend(frame.progress);
-                self.logs.extend(frame.message);
+                match (frame.event, frame.message) {
+                    (Some(event), Some(message)) => self.events.push((event, message)),
+                    (_, message) => self.logs.extend(message),
+                }
             }
             HandlerMessage::Step { frame, waiter, .. } => {
                 let frame = read(&frame);
                 let name = frame.name.unwrap_or_default();
-                let answer = if self.refused_step.as_ref() == Some(&name) {
+                let answer = if self.rejected_step.as_ref() == Some(&name) {
                     let message = "the job was assigned to another worker".into();
-                    Err(StepRefusal { code: ErrorCode::StaleRun, message })
+                    Err(StepRejection { code: ErrorCode::StaleRun, message })
                 } else {
                     self.steps.extend(frame.result.map(|result| (name, result)));
                     Ok(())
@@ -238,6 +245,7 @@ struct RecordedFrame {
     name: Option<String>,
     progress: Option<Progress>,
     message: Option<String>,
+    event: Option<String>,
     result: Option<Box<RawValue>>,
 }
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{Client, Error, Job, JobId, JobState, Method, backoff::Backoff};
 
-/// Longest outage of the server that [`Client::wait`] survives. It returns the error of a longer one.
+/// Longest server outage that [`Client::wait`] tolerates. It returns the error if the outage lasts longer.
 const OUTAGE_LIMIT: Duration = Duration::from_secs(60);
 
 impl Client {
@@ -23,13 +23,16 @@ impl Client {
         let mut backoff = Backoff::new();
         let mut last_answer_at = Instant::now();
         loop {
-            match self.follow(id, &mut last_answer_at).await {
+            let outage = match self.follow(id, &mut last_answer_at).await {
                 Ok(Some(job)) => return Ok(job),
-                Ok(None) => backoff.reset(),
-                Err(error) if is_outage(&error) && last_answer_at.elapsed() < OUTAGE_LIMIT => {}
+                Ok(None) => {
+                    backoff.reset();
+                    None
+                }
+                Err(error) if is_outage(&error) && last_answer_at.elapsed() < OUTAGE_LIMIT => Some(error),
                 Err(error) => return Err(error),
-            }
-            sleep(backoff.next_delay()).await;
+            };
+            sleep(backoff.delay_after(outage.as_ref())).await;
             // A proxy may interrupt streams, but it passes plain requests.
             match self.job(id).await {
                 Ok(job) if job.is_finished() => return Ok(job),
@@ -57,7 +60,7 @@ impl Client {
     ///
     /// Returns [`Error::NotCompleted`] if the job fails or is cancelled, and [`Error::Decode`] if its result is not a
     /// `T`.
-    pub async fn wait_for<T: DeserializeOwned>(&self, id: JobId) -> Result<T, Error> {
+    pub async fn wait_for_result<T: DeserializeOwned>(&self, id: JobId) -> Result<T, Error> {
         let job = self.wait(id).await?;
         if job.status != JobState::Completed {
             return Err(Error::NotCompleted { id, status: job.status, error: job.error });
@@ -87,5 +90,5 @@ impl Client {
 
 /// Returns whether the server is unreachable, starting, stopping or overloaded, so that waiting may help.
 fn is_outage(error: &Error) -> bool {
-    matches!(error, Error::Unreachable { .. } | Error::Refused { status: 429 | 500.., .. })
+    matches!(error, Error::Unreachable { .. } | Error::Response { status: 429 | 500.., .. })
 }

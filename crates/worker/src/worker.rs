@@ -15,7 +15,7 @@ use crate::{
     Context, Error, JobError,
     address::Address,
     connection,
-    handler::{Handlers, Next, Outcome, typed},
+    handler::{HandlerResult, Handlers, Next, typed},
     settings::Settings,
 };
 
@@ -161,7 +161,7 @@ impl Worker {
     pub fn middleware<F, Fut>(mut self, middleware: F) -> Self
     where
         F: Fn(Context, Next) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Outcome> + Send + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
     {
         self.handlers.add_middleware(middleware);
         self
@@ -187,7 +187,7 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Returns an error only if the worker could never work: its settings are not valid, or the server refused its first
+    /// Returns an error only if the worker could never work: its settings are not valid, or the server rejected its first
     /// registration.
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (settings, stop) = (self.settings()?, CancellationToken::new());

@@ -64,7 +64,7 @@ async fn a_refusal_and_an_outage_can_be_told_apart() {
     let body = json!({"error": {"code": "NOT_FOUND", "message": "no such job", "requestId": "r"}}).to_string();
     let client = serve(Router::new().fallback(|| async move { (StatusCode::NOT_FOUND, body) })).await;
     for result in [client.job(new_id()).await.map(drop), client.wait(new_id()).await.map(drop)] {
-        assert!(matches!(result, Err(Error::Refused { status: 404, code: ErrorCode::NotFound, .. })));
+        assert!(matches!(result, Err(Error::Response { status: 404, code: ErrorCode::NotFound, .. })));
     }
     assert!(matches!(
         Client::new("http://127.0.0.1:1").expect("a client").job(new_id()).await,
@@ -90,7 +90,7 @@ async fn waiting_continues_after_interrupted_streams() {
         )
         .with_state(opened.clone());
     let client = serve(router).await;
-    assert_eq!(client.wait_for::<Vec<u32>>(new_id()).await.expect("a result"), [1, 2]);
+    assert_eq!(client.wait_for_result::<Vec<u32>>(new_id()).await.expect("a result"), [1, 2]);
     assert_eq!(opened.load(Ordering::SeqCst), 3);
 }
 
@@ -101,7 +101,7 @@ async fn without_a_stream_waiting_polls_the_job() {
         get(|Path(id): Path<JobId>| async move { job(id, "FAILED", Value::Null).to_string() }),
     );
     let client = serve(router).await;
-    let error = client.wait_for::<()>(new_id()).await.expect_err("the job failed");
+    let error = client.wait_for_result::<()>(new_id()).await.expect_err("the job failed");
     assert!(
         matches!(error, Error::NotCompleted { status: JobState::Failed, error: Some(text), .. } if text == "it broke")
     );

@@ -45,7 +45,8 @@ impl Running {
         self.shutdown.notify_one();
     }
 
-    pub async fn end(self) -> Result<(), faena::Error> {
+    /// Waits until the worker has stopped.
+    pub async fn wait(self) -> Result<(), faena::Error> {
         timeout(LIMIT, self.task).await.expect("it ends").expect("no panic")
     }
 }
@@ -72,8 +73,17 @@ impl FakeServer {
         peer
     }
 
-    /// Accepts the next connection and answers its registration.
-    pub async fn accept_registered(&self, resumed: bool) -> Peer {
+    /// Accepts the next connection and answers its registration as a new one.
+    pub async fn accept_new(&self) -> Peer {
+        self.accept_registered(false).await
+    }
+
+    /// Accepts the next connection and answers its registration as a resumed one.
+    pub async fn accept_resumed(&self) -> Peer {
+        self.accept_registered(true).await
+    }
+
+    async fn accept_registered(&self, resumed: bool) -> Peer {
         let mut peer = self.accept().await;
         peer.send(json!({"type": "registered", "heartbeatIntervalMs": 30_000, "resumed": resumed})).await;
         peer
@@ -93,7 +103,7 @@ impl Peer {
     pub async fn assign_with(&mut self, job: JobId, kind: &str, fields: Value) {
         let mut frame = json!({
             "id": job, "name": kind, "type": kind, "queue": "default", "payload": {}, "run": 1, "retryCount": 0,
-            "maxRetries": 3, "correlationId": "c", "deadline": "2099-01-01T00:00:00Z", "steps": [],
+            "attempt": 1, "maxRetries": 3, "correlationId": "c", "deadline": "2099-01-01T00:00:00Z", "steps": [],
         });
         for (key, value) in fields.as_object().expect("fields") {
             frame[key] = value.clone();

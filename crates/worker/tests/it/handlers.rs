@@ -25,11 +25,11 @@ async fn steps_are_recorded_and_completed_ones_do_not_run_again() {
 }
 
 #[tokio::test]
-async fn a_refused_step_ends_the_handler() {
-    let run = TestJob::new("pipeline", &json!({})).refused_step("E2").run(&pipeline()).await;
+async fn a_rejected_step_ends_the_handler() {
+    let run = TestJob::new("pipeline", &json!({})).rejected_step("E2").run(&pipeline()).await;
     assert_eq!(
         run.error().message(),
-        "step \"E2\": refused by the server: the job was assigned to another worker (STALE_RUN)"
+        "step \"E2\": rejected by the server: the job was assigned to another worker (STALE_RUN)"
     );
     assert_eq!(run.step_names(), ["E1"]);
 }
@@ -58,6 +58,19 @@ async fn a_step_of_the_same_name_runs_once() {
     });
     let run = testing::run(&worker, "twice", &json!({})).await;
     assert_eq!((run.result::<(u32, u32)>(), run.steps.len()), ((1, 1), 1));
+}
+
+#[tokio::test]
+async fn a_handler_sees_its_attempt_and_names_events() {
+    let worker = Worker::new().handle("train", |job: Context, _: Value| async move {
+        job.log("loading");
+        job.log_event("training_started", "10 epochs");
+        Ok(job.attempt())
+    });
+    let run = TestJob::new("train", &json!({})).retry_count(2).run(&worker).await;
+    assert_eq!(run.result::<u32>(), 3);
+    assert_eq!(run.logs, ["loading"]);
+    assert_eq!(run.events, [("training_started".to_owned(), "10 epochs".to_owned())]);
 }
 
 #[tokio::test]

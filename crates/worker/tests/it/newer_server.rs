@@ -31,15 +31,15 @@ fn future_job(id: JobId, status: &str) -> Value {
     job
 }
 
-fn answers(status: &'static str) -> Router {
+fn job_router(status: &'static str) -> Router {
     let events = move |Path(id): Path<JobId>| async move { format!("data: {}\n\n", future_job(id, status)) };
     let show = move |Path(id): Path<JobId>| async move { future_job(id, status).to_string() };
     Router::new().route("/api/v1/jobs/{id}/events", get(events)).route("/api/v1/jobs/{id}", get(show))
 }
 
 #[tokio::test]
-async fn unknown_values_and_fields_of_a_job_are_read() {
-    let client = serve(answers("SUSPENDED")).await;
+async fn unknown_enum_values_are_kept_and_unknown_fields_are_ignored() {
+    let client = serve(job_router("SUSPENDED")).await;
     let job = client.job(new_id()).await.expect("a job");
     assert_eq!(job.status, JobState::Unknown("SUSPENDED".into()));
     assert_eq!(job.priority, Priority::Unknown("URGENT".into()));
@@ -53,15 +53,16 @@ async fn unknown_values_and_fields_of_a_job_are_read() {
 
 #[tokio::test]
 async fn waiting_ends_on_a_job_with_unknown_log_events() {
-    let client = serve(answers("COMPLETED")).await;
-    let result = timeout(LIMIT, client.wait_for::<Value>(new_id())).await.expect("it ends");
+    let client = serve(job_router("COMPLETED")).await;
+    let result = timeout(LIMIT, client.wait_for_result::<Value>(new_id())).await.expect("it ends");
     assert_eq!(result.expect("a result"), json!({"ok": true}));
 }
 
 #[tokio::test]
 async fn waiting_ends_on_an_unknown_final_state() {
-    let client = serve(answers("SKIPPED")).await;
-    let error = timeout(LIMIT, client.wait_for::<Value>(new_id())).await.expect("it ends").expect_err("not completed");
+    let client = serve(job_router("SKIPPED")).await;
+    let error =
+        timeout(LIMIT, client.wait_for_result::<Value>(new_id())).await.expect("it ends").expect_err("not completed");
     assert!(matches!(error, Error::NotCompleted { status: JobState::Unknown(name), .. } if name == "SKIPPED"));
 }
 
@@ -79,7 +80,7 @@ async fn waiting_ends_with_an_error_on_an_unreadable_job() {
 async fn a_worker_ignores_unknown_frames_and_fields() {
     let server = FakeServer::new().await;
     let _worker = server.start(Worker::new().handle("noop", |_, _: Value| async { Ok(()) }));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.send(json!({"type": "rebalance", "shard": 7})).await;
     peer.send(json!({"type": "ack", "jobId": new_id(), "of": "checkpoint", "ok": true})).await;
     peer.send(json!({"type": "error", "error": {"code": "TOO_EARLY", "message": "wait", "ms": 5}})).await;

@@ -23,7 +23,7 @@ fn gated(gate: Arc<Notify>) -> Worker {
 async fn a_report_is_sent_again_until_it_is_acknowledged() {
     let server = FakeServer::new().await;
     let worker = server.start(Worker::new().handle("noop", |_, _: Value| async { Ok(()) }));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let first_id = peer.registration["workerId"].clone();
     let id = new_id();
     peer.assign(id, "noop").await;
@@ -31,33 +31,33 @@ async fn a_report_is_sent_again_until_it_is_acknowledged() {
     peer.wait_until_read().await;
     peer.disconnect();
 
-    let mut peer = server.accept_registered(true).await;
+    let mut peer = server.accept_resumed().await;
     assert_eq!(peer.registration["workerId"], first_id, "the same worker reconnects");
     assert_eq!(peer.registration["inFlight"], json!([{"jobId": id, "run": 1}]), "the job is still in flight");
     peer.expect("complete").await;
     peer.wait_until_read().await;
     peer.disconnect();
 
-    let mut peer = server.accept_registered(true).await;
+    let mut peer = server.accept_resumed().await;
     let report = peer.expect("complete").await;
     peer.ack(&report).await;
     peer.wait_until_read().await;
     peer.disconnect();
 
-    let mut peer = server.accept_registered(true).await;
+    let mut peer = server.accept_resumed().await;
     assert_eq!(peer.registration["inFlight"], json!([]));
     peer.wait_until_read().await;
     worker.stop();
     peer.expect("drain").await;
     peer.expect("leave").await;
-    worker.end().await.expect("a clean shutdown");
+    worker.wait().await.expect("a clean shutdown");
 }
 
 #[tokio::test]
-async fn a_refused_report_is_not_sent_again() {
+async fn a_rejected_report_is_not_sent_again() {
     let server = FakeServer::new().await;
     let _worker = server.start(Worker::new().handle("noop", |_, _: Value| async { Ok(()) }));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let id = new_id();
     peer.assign(id, "noop").await;
     peer.expect("complete").await;
@@ -73,13 +73,13 @@ async fn a_job_continues_over_a_lost_connection() {
     let server = FakeServer::new().await;
     let gate = Arc::new(Notify::new());
     let _worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let id = new_id();
     peer.assign(id, "work").await;
     peer.send(json!({"type": "heartbeat"})).await;
     peer.wait_until_read().await;
     peer.disconnect();
-    let mut peer = server.accept_registered(true).await;
+    let mut peer = server.accept_resumed().await;
     assert_eq!(peer.registration["inFlight"], json!([{"jobId": id, "run": 1}]));
     gate.notify_one();
     assert_eq!(peer.expect("complete").await["result"], json!({"cancelled": false}));
@@ -90,7 +90,7 @@ async fn a_job_that_finishes_while_disconnected_is_reported_after_the_reconnect(
     let server = FakeServer::new().await;
     let gate = Arc::new(Notify::new());
     let _worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let id = new_id();
     peer.assign(id, "work").await;
     peer.wait_until_read().await;
@@ -119,11 +119,11 @@ async fn the_jobs_of_an_expired_session_are_cancelled() {
         }
     });
     let _worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign(new_id(), "wait").await;
     peer.wait_until_read().await;
     peer.disconnect();
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     stopped.notified().await;
     // Its failure is not reported, and its slot is free for a job of the new session.
     let next = new_id();
@@ -139,12 +139,12 @@ async fn a_step_waits_for_its_acknowledgement_over_a_lost_connection() {
         job.step("E2", || async { Ok(one + 1) }).await
     });
     let _worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign(new_id(), "work").await;
     assert_eq!(peer.expect("step").await["name"], "E1");
     peer.wait_until_read().await;
     peer.disconnect();
-    let mut peer = server.accept_registered(true).await;
+    let mut peer = server.accept_resumed().await;
     let step = peer.expect("step").await;
     assert_eq!(step["name"], "E1");
     peer.ack(&step).await;
@@ -166,19 +166,34 @@ async fn the_worker_reconnects_after_three_silent_intervals() {
 }
 
 #[tokio::test]
-async fn a_refused_first_registration_is_an_error_and_a_later_one_is_retried() {
+async fn a_first_registration_at_a_stopping_server_is_retried() {
+    let server = FakeServer::new().await;
+    let _worker = server.start(Worker::new().handle("noop", |_, _: Value| async { Ok(()) }));
+    let mut peer = server.accept().await;
+    let error = json!({"code": "UNAVAILABLE", "message": "the server is stopping"});
+    peer.send(json!({"type": "error", "error": error})).await;
+    let first = peer.registration["workerId"].clone();
+    let mut peer = server.accept_new().await;
+    assert_eq!(peer.registration["workerId"], first);
+    let id = new_id();
+    peer.assign(id, "noop").await;
+    assert_eq!(peer.expect("complete").await["jobId"], json!(id));
+}
+
+#[tokio::test]
+async fn a_rejected_first_registration_is_an_error_and_a_later_one_is_retried() {
     let server = FakeServer::new().await;
     let error = json!({"type": "error", "error": {"code": "UNAUTHORIZED", "message": "no such key"}});
     let worker = || Worker::new().token("fna_x").handle("noop", |_, _: Value| async { Ok(()) });
-    let refused = server.start(worker());
+    let rejected = server.start(worker());
     let mut peer = server.accept().await;
     assert_eq!(peer.registration["token"], "fna_x");
     peer.send(error.clone()).await;
-    let problem = refused.end().await.expect_err("refused");
+    let problem = rejected.wait().await.expect_err("rejected");
     assert_eq!(problem.to_string(), "no such key (UNAUTHORIZED)");
 
     let _accepted = server.start(worker());
-    server.accept_registered(false).await.disconnect();
+    server.accept_new().await.disconnect();
     server.accept().await.send(error).await;
     server.accept().await;
 }

@@ -26,7 +26,7 @@ fn waiter() -> Worker {
 async fn a_job_is_run_and_reported_under_its_run_number() {
     let server = FakeServer::new().await;
     let worker = server.start(greeter());
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let registration = &peer.registration;
     assert_eq!(registration["capabilities"], json!(["greet"]));
     assert_eq!((&registration["name"], &registration["queues"]), (&json!("greeter"), &json!(["mail"])));
@@ -42,7 +42,7 @@ async fn a_job_is_run_and_reported_under_its_run_number() {
     worker.stop();
     peer.expect("drain").await;
     peer.expect("leave").await;
-    worker.end().await.expect("a clean shutdown");
+    worker.wait().await.expect("a clean shutdown");
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn failures_say_whether_they_are_retryable() {
         .handle("busy", |_, _: Value| async { Err::<(), _>(JobError::retry("busy").after(Duration::from_secs(9))) })
         .handle("number", |_, _: u32| async { Ok(()) });
     let _worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign(new_id(), "greet").await;
     let report = peer.expect("fail").await;
     assert_eq!((&report["error"], &report["retryable"]), (&json!("no name"), &json!(false)));
@@ -74,7 +74,7 @@ async fn a_panic_fails_one_attempt_and_does_not_harm_the_worker() {
         Ok(())
     });
     let _worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign(new_id(), "boom").await;
     let report = peer.expect("fail").await;
     assert_eq!((&report["error"], &report["retryable"]), (&json!("the handler panicked: boom"), &json!(true)));
@@ -94,7 +94,7 @@ async fn progress_log_and_steps_are_reported_in_order() {
         Ok(second)
     });
     let _worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign_with(new_id(), "work", json!({"steps": [{"name": "E1", "result": 41}]})).await;
     assert_eq!(peer.expect("log").await["message"], "starting");
     let step = peer.expect("step").await;
@@ -105,20 +105,20 @@ async fn progress_log_and_steps_are_reported_in_order() {
 }
 
 #[tokio::test]
-async fn a_refused_step_ends_its_handler_and_the_failure_is_not_reported() {
+async fn a_rejected_step_ends_its_handler_and_the_failure_is_not_reported() {
     let server = FakeServer::new().await;
     let worker = greeter().handle("work", |job: Context, _: Value| async move {
         job.step("E1", || async { Ok(1) }).await?;
         job.step("E2", || async { Ok(2) }).await
     });
     let _worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let id = new_id();
     peer.assign(id, "work").await;
     peer.expect("step").await;
     let error = json!({"code": "STALE_RUN", "message": "assigned to another worker"});
     peer.send(json!({"type": "ack", "jobId": id, "run": 1, "of": "step", "ok": false, "error": error})).await;
-    // The failure would be refused as well; the next report is about the next job.
+    // The failure would be rejected as well; the next report is about the next job.
     peer.assign_with(new_id(), "greet", json!({"payload": {"name": "Ada"}})).await;
     peer.expect("complete").await;
 }
@@ -127,7 +127,7 @@ async fn a_refused_step_ends_its_handler_and_the_failure_is_not_reported() {
 async fn a_run_is_cancelled_with_its_job_and_at_its_deadline() {
     let server = FakeServer::new().await;
     let _worker = server.start(waiter());
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let id = new_id();
     peer.assign(id, "wait").await;
     peer.send(json!({"type": "cancel", "jobId": id, "reason": "cancelled by request"})).await;
@@ -141,7 +141,7 @@ async fn a_run_is_cancelled_with_its_job_and_at_its_deadline() {
 async fn a_job_is_not_started_twice_and_an_excess_job_is_released() {
     let server = FakeServer::new().await;
     let _worker = server.start(waiter().concurrency(1));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let (id, other) = (new_id(), new_id());
     peer.assign(id, "wait").await;
     peer.assign(id, "wait").await;
@@ -174,7 +174,7 @@ async fn thousands_of_short_and_waiting_jobs_are_each_reported_once() {
         Ok(number)
     });
     let _worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     for number in 0..5_000 {
         peer.assign_with(new_id(), "mixed", json!({"payload": number})).await;
     }

@@ -23,7 +23,7 @@ async fn running_jobs_finish_and_new_ones_are_released() {
     let server = FakeServer::new().await;
     let gate = Arc::new(Notify::new());
     let worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let (running, late) = (new_id(), new_id());
     peer.assign(running, "work").await;
     peer.wait_until_read().await;
@@ -38,7 +38,7 @@ async fn running_jobs_finish_and_new_ones_are_released() {
     assert_eq!(report["jobId"], json!(running));
     peer.ack(&report).await;
     peer.expect("leave").await;
-    worker.end().await.expect("a clean shutdown");
+    worker.wait().await.expect("a clean shutdown");
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn a_job_that_does_not_finish_in_time_is_cancelled_and_released() {
             Ok(())
         });
     let worker = server.start(worker);
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     let (cooperative, unresponsive) = (new_id(), new_id());
     peer.assign(cooperative, "cooperative").await;
     peer.assign(unresponsive, "unresponsive").await;
@@ -68,15 +68,15 @@ async fn a_job_that_does_not_finish_in_time_is_cancelled_and_released() {
         peer.ack(&report).await;
     }
     peer.expect("leave").await;
-    worker.end().await.expect("a clean shutdown");
+    worker.wait().await.expect("a clean shutdown");
 }
 
 #[tokio::test]
-async fn a_shutdown_waits_for_acknowledgements_over_a_lost_connection() {
+async fn a_shutdown_reconnects_and_waits_for_outstanding_acknowledgements() {
     let server = FakeServer::new().await;
     let gate = Arc::new(Notify::new());
     let worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign(new_id(), "work").await;
     peer.wait_until_read().await;
     worker.stop();
@@ -85,12 +85,12 @@ async fn a_shutdown_waits_for_acknowledgements_over_a_lost_connection() {
     peer.expect("complete").await;
     peer.wait_until_read().await;
     peer.disconnect();
-    let mut peer = server.accept_registered(true).await;
+    let mut peer = server.accept_resumed().await;
     peer.expect("drain").await;
     let report = peer.expect("complete").await;
     peer.ack(&report).await;
     peer.expect("leave").await;
-    worker.end().await.expect("a clean shutdown");
+    worker.wait().await.expect("a clean shutdown");
 }
 
 #[tokio::test]
@@ -98,14 +98,14 @@ async fn a_worker_that_the_server_drains_finishes_its_jobs_and_ends() {
     let server = FakeServer::new().await;
     let gate = Arc::new(Notify::new());
     let worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign(new_id(), "work").await;
     peer.send(json!({"type": "drain"})).await;
     gate.notify_one();
     let report = peer.expect("complete").await;
     peer.ack(&report).await;
     peer.expect("leave").await;
-    worker.end().await.expect("a clean shutdown");
+    worker.wait().await.expect("a clean shutdown");
 }
 
 #[tokio::test]
@@ -113,7 +113,7 @@ async fn a_cancelled_drain_lets_the_worker_continue() {
     let server = FakeServer::new().await;
     let gate = Arc::new(Notify::new());
     let _worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     peer.assign(new_id(), "work").await;
     peer.send(json!({"type": "drain"})).await;
     peer.send(json!({"type": "resume"})).await;
@@ -130,15 +130,15 @@ async fn an_ephemeral_worker_runs_one_job_and_ends_once_it_is_acknowledged() {
     let server = FakeServer::new().await;
     let worker =
         server.start(gated(Arc::new(Notify::new())).ephemeral().handle("noop", |_, _: Value| async { Ok(()) }));
-    let mut peer = server.accept_registered(false).await;
+    let mut peer = server.accept_new().await;
     assert_eq!(peer.registration["concurrency"], 1);
     peer.assign(new_id(), "noop").await;
-    // Before the report, so that the server assigns no second job.
+    // The worker drains before it reports, so that the server assigns no second job.
     peer.expect("drain").await;
     let report = peer.expect("complete").await;
     peer.ack(&report).await;
     peer.expect("leave").await;
-    worker.end().await.expect("a clean shutdown");
+    worker.wait().await.expect("a clean shutdown");
 }
 
 #[tokio::test]
