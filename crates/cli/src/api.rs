@@ -1,6 +1,6 @@
 //! Calls to the server, and errors that say what to do.
 
-use std::{fmt, process::ExitCode, time::Duration};
+use std::{fmt, io, process::ExitCode, time::Duration};
 
 use faena::{ApiRequest, Client, Method};
 use serde::de::DeserializeOwned;
@@ -10,9 +10,13 @@ use crate::{Connection, output::print};
 /// How long an action on many jobs may take before the server answers.
 const BULK_TIMEOUT: Duration = Duration::from_secs(330);
 
+/// Which option of a command sets a field of the API, where their names differ.
+pub type FieldOptions = &'static [(&'static str, &'static str)];
+
 /// The server, as one command uses it.
 pub struct Api {
     client: Client,
+    field_options: FieldOptions,
     /// Whether answers are printed as they are.
     pub json: bool,
 }
@@ -22,6 +26,8 @@ pub struct Api {
 pub enum CommandError {
     Usage(String),
     Api(faena::Error),
+    /// The server rejected what these options say.
+    Options(Vec<(String, String)>),
     Other(String),
 }
 
@@ -39,8 +45,18 @@ impl CommandError {
         ExitCode::from(match self {
             CommandError::Usage(_) => 2,
             CommandError::Api(faena::Error::Unreachable { .. }) => 3,
-            CommandError::Api(_) | CommandError::Other(_) => 1,
+            CommandError::Api(_) | CommandError::Options(_) | CommandError::Other(_) => 1,
         })
+    }
+}
+
+impl CommandError {
+    /// Returns how long the server asks the caller to wait before the next call.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            CommandError::Api(error) => error.retry_after(),
+            _ => None,
+        }
     }
 }
 
@@ -48,22 +64,54 @@ impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CommandError::Usage(text) | CommandError::Other(text) => f.write_str(text),
+            CommandError::Options(errors) => match errors.as_slice() {
+                [(option, message)] => write!(f, "{option}: {message}"),
+                errors => {
+                    write!(f, "{} options are not valid", errors.len())?;
+                    errors.iter().try_for_each(|(option, message)| write!(f, "\n  {option}: {message}"))
+                }
+            },
             CommandError::Api(error @ faena::Error::Unreachable { .. }) => {
-                write!(f, "{error}: {}; ", root_cause(error))?;
+                write!(f, "{error}: {}; ", outage(error))?;
                 f.write_str("start the server with \"faena serve\", or set --url or FAENA_URL")
+            }
+            CommandError::Api(faena::Error::Decode { what, .. }) => {
+                write!(f, "cannot read {what}; is this a Faena server of the same version?")
+            }
+            CommandError::Api(error @ faena::Error::Response { code: faena::ErrorCode::Unauthorized, .. }) => {
+                write!(f, "{error}; set FAENA_TOKEN to an API key that is valid")
             }
             CommandError::Api(error) => f.write_str(&error.with_causes()),
         }
     }
 }
 
-/// The errors in between only name the layers of the HTTP client.
-fn root_cause(error: &faena::Error) -> String {
+/// Says in plain words why the server was not reached. The HTTP client, the resolver and the TLS library each have their own.
+fn outage(error: &faena::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
+    let mut is_lookup = false;
+    loop {
+        is_lookup |= cause.to_string().contains("dns error");
+        match cause.source() {
+            Some(source) => cause = source,
+            None => break,
+        }
     }
-    cause.to_string()
+    let text = cause.to_string();
+    match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
+        _ if is_lookup => "the host name is not known".to_owned(),
+        Some(io::ErrorKind::ConnectionRefused) => "nothing listens there".to_owned(),
+        Some(io::ErrorKind::TimedOut) => "no answer in time".to_owned(),
+        Some(io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) => "the connection was closed".to_owned(),
+        Some(io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable) => {
+            "there is no route to it".to_owned()
+        }
+        _ if text.contains("InvalidContentType") => {
+            "the server does not use TLS; write http:// instead of https://".to_owned()
+        }
+        _ if text.contains("UnknownIssuer") => "its TLS certificate is not from a known authority".to_owned(),
+        _ => text,
+    }
 }
 
 impl Api {
@@ -72,7 +120,23 @@ impl Api {
         if let Some(url) = &connection.url {
             builder = builder.url(url);
         }
-        Ok(Api { client: builder.build()?, json: connection.json })
+        Ok(Api { client: builder.build()?, field_options: &[], json: connection.json })
+    }
+
+    /// Sets the names under which errors mention fields. Others are written as options: `maxRetries` as `--max-retries`.
+    pub fn with_options(self, field_options: FieldOptions) -> Api {
+        Api { field_options, ..self }
+    }
+
+    /// Names the options of the command instead of the fields of the API.
+    pub fn name_options(&self, error: faena::Error) -> CommandError {
+        match error {
+            faena::Error::Response { code: faena::ErrorCode::ValidationError, details, .. } if !details.is_empty() => {
+                let option = |path: &str| option_name(path, self.field_options);
+                CommandError::Options(details.into_iter().map(|field| (option(&field.path), field.message)).collect())
+            }
+            error => error.into(),
+        }
     }
 
     pub fn get(&self, path: &str) -> ApiRequest<'_> {
@@ -105,11 +169,28 @@ impl Api {
         describe: impl FnOnce(&T) -> String,
     ) -> Result<ExitCode, CommandError> {
         if self.json {
-            print(&request.text().await?);
+            print(&request.text().await.map_err(|error| self.name_options(error))?);
         } else {
-            print(&describe(&request.send().await?));
+            print(&describe(&request.send().await.map_err(|error| self.name_options(error))?));
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Returns the option that sets a field: `--tag` for `tags[2]`, `--max-retries` for `maxRetries`.
+fn option_name(path: &str, field_options: FieldOptions) -> String {
+    let path = path.strip_prefix("filter.").unwrap_or(path);
+    let field = path.split(['.', '[']).next().unwrap_or(path);
+    if let Some((_, option)) = field_options.iter().find(|(known, _)| *known == field) {
+        return (*option).to_owned();
+    }
+    match field {
+        "id" => "ID".to_owned(),
+        "body" => "options".to_owned(),
+        field => {
+            let kebab = |c: char| if c.is_uppercase() { format!("-{}", c.to_lowercase()) } else { c.to_string() };
+            format!("--{}", field.chars().map(kebab).collect::<String>())
+        }
     }
 }
 
@@ -125,6 +206,18 @@ pub fn segment(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_name_the_option_of_a_field() {
+        const OPTIONS: FieldOptions = &[("scheduledAt", "--at"), ("tags", "--tag")];
+        let named =
+            ["maxRetries", "scheduledAt", "tags[2]", "filter.reason", "id"].map(|path| option_name(path, OPTIONS));
+        assert_eq!(named, ["--max-retries", "--at", "--tag", "--reason", "ID"]);
+        let one = CommandError::Options(vec![("--at".into(), "must be a time".into())]);
+        assert_eq!(one.to_string(), "--at: must be a time");
+        let two = CommandError::Options(vec![("--at".into(), "a".into()), ("--tag".into(), "b".into())]);
+        assert_eq!(two.to_string(), "2 options are not valid\n  --at: a\n  --tag: b");
+    }
 
     #[test]
     fn any_text_can_be_a_segment_of_a_path() {

@@ -1,9 +1,9 @@
 //! `faena dlq …`: dead-lettered jobs.
 
-use std::process::ExitCode;
+use std::{convert::Infallible, process::ExitCode};
 
 use clap::{Args, Subcommand};
-use faena::{Job, JobId};
+use faena::Job;
 use faena_wire::{BulkResponse, DeadLetterStats};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -17,7 +17,7 @@ use crate::{
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List dead-lettered jobs, newest first
+    /// List dead-lettered jobs, the latest submitted first
     #[command(after_help = "Example:\n  faena dlq list --type email.send --error 'connection refused'")]
     List(List),
     /// Show a dead-lettered job with the errors of all its runs
@@ -39,26 +39,47 @@ pub struct Filter {
     /// Only jobs of this type
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
+    /// Only jobs with this name
+    #[arg(long)]
+    name: Option<String>,
     /// Only jobs in this queue
     #[arg(long)]
     queue: Option<String>,
+    /// Only jobs with these priorities: LOW, NORMAL, HIGH, CRITICAL
+    #[arg(long, value_name = "PRIORITY,…", value_parser = uppercase)]
+    priority: Option<String>,
+    /// Only jobs that this worker had when they failed
+    #[arg(long, value_name = "ID")]
+    worker_id: Option<String>,
     /// Only jobs with this text in their error
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
     /// Only jobs that failed for this reason: error, timeout, orphaned, cancelled, expired or no_handler
     #[arg(long)]
     reason: Option<String>,
-    /// Only jobs with this text in their type or queue, or with this id or key
-    #[arg(short, long, value_name = "TEXT")]
-    q: Option<String>,
+    /// Only jobs with this text in their name, type or queue, or with this id or key
+    #[arg(short = 'q', long, value_name = "TEXT")]
+    search: Option<String>,
+}
+
+/// Reads names of priorities, which people write in any case.
+fn uppercase(text: &str) -> Result<String, Infallible> {
+    Ok(text.to_uppercase())
 }
 
 impl Filter {
     fn pairs(&self) -> Vec<(&'static str, &String)> {
-        [("type", &self.kind), ("queue", &self.queue), ("error", &self.error), ("reason", &self.reason), ("q", &self.q)]
-            .into_iter()
-            .filter_map(|(name, value)| Some((name, value.as_ref()?)))
-            .collect()
+        let pairs = [
+            ("type", &self.kind),
+            ("name", &self.name),
+            ("queue", &self.queue),
+            ("priority", &self.priority),
+            ("workerId", &self.worker_id),
+            ("error", &self.error),
+            ("reason", &self.reason),
+            ("q", &self.search),
+        ];
+        pairs.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))).collect()
     }
 }
 
@@ -115,7 +136,7 @@ pub struct Stats {
 struct DeadLetterList {
     data: Vec<Job>,
     total: u64,
-    next_cursor: Option<JobId>,
+    next_cursor: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -161,19 +182,25 @@ fn path(id: &str, rest: &str) -> String {
 }
 
 async fn show_list(list: List) -> Result<ExitCode, CommandError> {
-    let api = Api::new(&list.connection)?;
+    let api = Api::new(&list.connection)?.with_options(&[("q", "--search")]);
+    let is_filtered = !list.filter.pairs().is_empty() || list.cursor.is_some();
     let mut request = api.get("/api/v1/dead-letter").query("limit", list.limit).query_opt("cursor", list.cursor);
     for (name, value) in list.filter.pairs() {
         request = request.query(name, value);
     }
-    api.show(request, listed).await
+    let empty = if is_filtered { "no dead letters match" } else { "no dead letters" };
+    api.show(request, |page| listed(page, empty)).await
 }
 
-fn listed(list: &DeadLetterList) -> String {
-    let mut table = table(["id", "age", "reason", "queue", "type", "error"]);
+fn listed(list: &DeadLetterList, empty: &str) -> String {
+    if list.data.is_empty() {
+        return empty.to_owned();
+    }
+    let mut table = table(["id", "created", "failed", "reason", "queue", "type", "error"]);
     for job in &list.data {
         table.add_row([
             job.id.to_string(),
+            age(job.created_at),
             job.completed_at.map(age).unwrap_or_default(),
             job.error_reason.as_ref().map(ToString::to_string).unwrap_or_default(),
             job.queue.clone(),
@@ -181,7 +208,7 @@ fn listed(list: &DeadLetterList) -> String {
             shorten(job.error.as_deref().unwrap_or(""), 60),
         ]);
     }
-    let more = list.next_cursor.map(|id| format!("; next page: --cursor {id}")).unwrap_or_default();
+    let more = list.next_cursor.as_ref().map(|cursor| format!("; next page: --cursor {cursor}")).unwrap_or_default();
     format!("{table}\n{} of {}{more}", list.data.len(), count(list.total, "dead letter"))
 }
 
@@ -191,9 +218,9 @@ fn describe(job: &Job) -> String {
     for attempt in &job.attempts {
         let run = attempt.run.map_or("no run".to_owned(), |run| format!("run {run}"));
         let worker = attempt.worker_id.as_deref().map(|worker| format!(" by {worker}")).unwrap_or_default();
-        let reason = attempt.error_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let reason = jobs::reason_note(attempt.error_reason.as_ref());
         let error = attempt.error.as_deref().unwrap_or("");
-        text.push_str(&format!("\n    {}  {run}{worker}  {}{reason} {error}", attempt.finished_at, attempt.status));
+        text.push_str(&format!("\n    {}  {run}{worker}  {}{reason}  {error}", attempt.finished_at, attempt.status));
     }
     text
 }
@@ -207,7 +234,7 @@ async fn act(selection: Selection, action: Action) -> Result<ExitCode, CommandEr
         }
         Some(id) => act_on_one(&api, id, action).await,
         None if filter.is_empty() && !selection.all => Err(CommandError::Usage(
-            "missing a job id or a filter: --type, --queue, --error, --reason, -q, or --all".into(),
+            "missing a job id or a filter: --type, --queue, --error, --reason, --search, or --all".into(),
         )),
         None => {
             let filter: Map<String, Value> =
@@ -224,7 +251,7 @@ async fn act(selection: Selection, action: Action) -> Result<ExitCode, CommandEr
 
 async fn act_on_one(api: &Api, id: &str, action: Action) -> Result<ExitCode, CommandError> {
     match action {
-        Action::Retry => api.show(api.post(&path(id, "/retry")), jobs::retried).await,
+        Action::Retry => api.show(api.post(&path(id, "/retry")), jobs::retried_text).await,
         Action::Delete => {
             // The answer has no body.
             api.delete(&path(id, "")).text().await?;
@@ -242,6 +269,9 @@ fn describe_bulk(answer: &BulkResponse, participle: &str) -> String {
     let at_least = if answer.matched_is_exact { "" } else { "at least " };
     let matched = format!("{at_least}{}", count(answer.matched, "dead letter"));
     if answer.dry_run {
+        if answer.matched == 0 {
+            return "no dead letters match (dry run)".into();
+        }
         let mut table = table(["id", "type", "queue", "error"]);
         for job in &answer.examples {
             let error = shorten(job.error.as_deref().unwrap_or(""), 60);
@@ -261,22 +291,21 @@ fn describe_bulk(answer: &BulkResponse, participle: &str) -> String {
 }
 
 fn describe_stats(stats: &DeadLetterStats) -> String {
-    let sample = match stats.reasons_of < stats.total {
-        true => format!(" (of the newest {})", stats.reasons_of),
+    let sample = match stats.reason_sample_size < stats.total {
+        true => format!(" (of the newest {})", stats.reason_sample_size),
         false => String::new(),
     };
     let mut lines = vec![count(stats.total, "dead letter")];
-    let groups = [
-        ("by type".to_owned(), &stats.by_type),
-        ("by queue".to_owned(), &stats.by_queue),
-        (format!("by reason{sample}"), &stats.by_reason),
-    ];
-    for (title, counts) in groups {
+    let mut add = |title: String, counts: Vec<(&str, u64)>| {
         if !counts.is_empty() {
             lines.push(title);
             lines.extend(counts.iter().map(|(name, n)| format!("  {n:>8}  {name}")));
         }
-    }
+    };
+    add("by type".into(), stats.by_type.iter().map(|group| (group.job_type.as_str(), group.count)).collect());
+    add("by queue".into(), stats.by_queue.iter().map(|group| (group.queue.as_str(), group.count)).collect());
+    let reasons = stats.by_reason.iter().map(|group| (group.reason.as_str(), group.count)).collect();
+    add(format!("by reason{sample}"), reasons);
     lines.extend(stats.oldest.map(|at| format!("oldest: created {at} ({})", relative(at))));
     lines.extend(stats.newest.map(|at| format!("newest: created {at} ({})", relative(at))));
     lines.join("\n")

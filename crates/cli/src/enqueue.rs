@@ -6,7 +6,7 @@ use clap::Args;
 use faena::SubmittedJob;
 use serde_json::{Map, Value, value::RawValue};
 
-use crate::{Api, CommandError, Connection, output::print, watch};
+use crate::{Api, CommandError, Connection, api::FieldOptions, output::print, watch};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -16,7 +16,7 @@ pub struct Arguments {
     /// Payload, a JSON object; - reads it from standard input
     #[arg(default_value = "{}", value_name = "PAYLOAD")]
     payload: String,
-    /// Name for people [default: the type]
+    /// Display name [default: the type]
     #[arg(long)]
     name: Option<String>,
     /// Queue [default: default]
@@ -58,7 +58,7 @@ pub struct Arguments {
     /// Return the existing job if the same one was submitted with this key
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Id that ties together what follows from one cause [default: the job id]
+    /// Id shared by all jobs and events with the same cause [default: the job id]
     #[arg(long, value_name = "ID")]
     correlation_id: Option<String>,
     /// Follow the job until it finishes
@@ -68,13 +68,16 @@ pub struct Arguments {
     connection: Connection,
 }
 
+const FIELD_OPTIONS: FieldOptions =
+    &[("type", "TYPE"), ("payload", "PAYLOAD"), ("scheduledAt", "--at"), ("tags", "--tag"), ("dependsOn", "--after")];
+
 pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
-    let api = Api::new(&arguments.connection)?;
+    let api = Api::new(&arguments.connection)?.with_options(FIELD_OPTIONS);
     let mut request = api.post("/api/v1/jobs").json_text(body(&arguments)?);
     if let Some(key) = &arguments.idempotency_key {
         request = request.header("idempotency-key", key);
     }
-    let submitted: SubmittedJob = request.send().await?;
+    let submitted: SubmittedJob = request.send().await.map_err(|error| api.name_options(error))?;
     if arguments.watch {
         return watch::watch(&api, &submitted.id.to_string()).await;
     }
@@ -84,6 +87,14 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
         print(&submitted.id.to_string());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads a text that must be JSON, without changing it.
+pub fn parse_json(argument: &str, text: &str) -> Result<Box<RawValue>, CommandError> {
+    serde_json::from_str(text.trim()).map_err(|error| {
+        let place = format!("line {}, column {}", error.line(), error.column());
+        CommandError::Usage(format!("{argument}: not valid JSON at {place}; write it like '{{\"name\": \"Ada\"}}'"))
+    })
 }
 
 /// Returns the body. The payload is inserted unchanged, so no number in it loses digits.
@@ -96,8 +107,7 @@ fn body(arguments: &Arguments) -> Result<String, CommandError> {
     } else {
         arguments.payload.clone()
     };
-    let payload: Box<RawValue> = serde_json::from_str(text.trim())
-        .map_err(|error| CommandError::Usage(format!("the payload is not valid JSON: {error}")))?;
+    let payload = parse_json("PAYLOAD", &text)?;
     let mut fields: Map<String, Value> = Map::new();
     let mut put = |name: &str, value: Option<Value>| {
         if let Some(value) = value {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     Api, CommandError, Connection,
-    output::{print, shorten},
+    output::{print, print_error, shorten},
 };
 
 #[derive(Args)]
@@ -21,7 +21,7 @@ pub struct Arguments {
     queue: Option<String>,
     /// Only events with this correlation id
     #[arg(long, value_name = "ID")]
-    correlation: Option<String>,
+    correlation_id: Option<String>,
     /// Only events of this job
     #[arg(long, value_name = "ID")]
     job: Option<String>,
@@ -41,24 +41,26 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
     let mut delay = FIRST_DELAY;
     let mut was_connected = false;
     loop {
-        let reason = match follower.follow(&api, &arguments).await {
-            Ok(()) => "the stream ended".to_owned(),
+        let (reason, asked) = match follower.follow(&api, &arguments).await {
+            Ok(()) => ("the stream ended".to_owned(), None),
             Err(error) if !is_outage(&error) || !(was_connected || follower.has_received) => return Err(error),
-            Err(error) => error.to_string(),
+            Err(error) => (error.to_string(), error.retry_after()),
         };
         if std::mem::take(&mut follower.has_received) {
             (was_connected, delay) = (true, FIRST_DELAY);
         }
-        eprintln!("faena: {reason}; retrying in {} s", delay.as_secs());
-        tokio::time::sleep(delay).await;
+        let wait = delay.max(asked.unwrap_or_default());
+        print_error(&format!("{reason}; retrying in {} s", wait.as_secs()));
+        tokio::time::sleep(wait).await;
         delay = (delay * 2).min(LONGEST_DELAY);
     }
 }
 
 /// Whether waiting may help.
 fn is_outage(error: &CommandError) -> bool {
-    use faena::Error::{Refused, Unreachable};
-    matches!(error, CommandError::Api(Unreachable { .. } | Refused { code: ErrorCode::Unavailable, .. }))
+    use faena::Error::{Response, Unreachable};
+    let CommandError::Api(error) = error else { return false };
+    matches!(error, Unreachable { .. } | Response { code: ErrorCode::Unavailable | ErrorCode::RateLimited, .. })
 }
 
 struct Follower {
@@ -75,7 +77,7 @@ impl Follower {
             .get("/api/v1/events")
             .query_opt("types", Some(arguments.types.join(",")).filter(|types| !types.is_empty()))
             .query_opt("queue", arguments.queue.as_ref())
-            .query_opt("correlationId", arguments.correlation.as_ref())
+            .query_opt("correlationId", arguments.correlation_id.as_ref())
             .query_opt("jobId", arguments.job.as_ref());
         if let Some(position) = &self.position {
             request = request.header("Last-Event-ID", position);

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use faena::{ChangedJob, Job, JobId, JobState};
-use faena_domain::Why;
+use faena::{ChangedJob, ErrorReason, Job, JobState};
+use faena_domain::Explanation;
 use serde::Deserialize;
 
 use crate::{
@@ -16,9 +16,11 @@ use crate::{
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List jobs, newest first
-    #[command(after_help = "Example:\n  faena jobs list --status FAILED,RETRYING --queue mail")]
-    List(List),
+    /// List jobs, newest first unless sorted
+    #[command(
+        after_help = "Examples:\n  faena jobs list --status FAILED,RETRYING --queue mail\n  faena jobs list --error 'connection refused' --sort updated"
+    )]
+    List(Box<List>),
     /// Show a job's details and log
     #[command(after_help = "Example:\n  faena jobs show 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
     Show(JobArguments),
@@ -33,7 +35,7 @@ pub enum Command {
     /// Cancel a job; the worker of a running job is asked to stop
     #[command(after_help = "Example:\n  faena jobs cancel 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
     Cancel(JobArguments),
-    /// Retry a failed or cancelled job
+    /// Retry a failed or cancelled job, or start the next attempt of a retrying job now
     #[command(after_help = "Example:\n  faena jobs retry 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
     Retry(JobArguments),
 }
@@ -57,21 +59,36 @@ pub struct List {
     /// Only jobs in this queue
     #[arg(long)]
     queue: Option<String>,
-    /// Only jobs with this priority: LOW, NORMAL, HIGH or CRITICAL
+    /// Only jobs with this name
     #[arg(long)]
+    name: Option<String>,
+    /// Only jobs with these priorities: LOW, NORMAL, HIGH, CRITICAL
+    #[arg(long, value_name = "PRIORITY,…")]
     priority: Option<String>,
+    /// Only jobs that this worker has, or had when they finished
+    #[arg(long, value_name = "ID")]
+    worker_id: Option<String>,
+    /// Only jobs with this text in their error
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
     /// Only jobs with this tag
     #[arg(long)]
     tag: Option<String>,
     /// Only jobs with this correlation id
     #[arg(long, value_name = "ID")]
     correlation_id: Option<String>,
-    /// Only jobs with this text in their type or queue, or with this id or key
-    #[arg(short, long, value_name = "TEXT")]
-    q: Option<String>,
+    /// Only jobs with this text in their name, type or queue, or with this id or key
+    #[arg(short = 'q', long, value_name = "TEXT")]
+    search: Option<String>,
     /// Maximum number of jobs, up to 100
     #[arg(long, default_value_t = 20, value_name = "N")]
     limit: u32,
+    /// Sort by created, updated, scheduled or priority
+    #[arg(long, default_value = "created", value_name = "KEY")]
+    sort: String,
+    /// Order of the list: desc or asc
+    #[arg(long, default_value = "desc")]
+    order: String,
     /// Cursor from the previous page
     #[arg(long)]
     cursor: Option<String>,
@@ -85,12 +102,20 @@ pub struct List {
 struct JobList {
     jobs: Vec<Job>,
     total: u64,
-    next_cursor: Option<JobId>,
+    next_cursor: Option<String>,
+    #[serde(default)]
+    is_partial: bool,
+    #[serde(default = "yes")]
+    sort_is_exact: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
-        Command::List(list) => show_list(list).await,
+        Command::List(list) => show_list(*list).await,
         Command::Show(job) => {
             let api = Api::new(&job.connection)?;
             api.show(api.get(&path(&job.id, "")), describe).await
@@ -102,67 +127,108 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         }
         Command::Cancel(job) => {
             let api = Api::new(&job.connection)?;
-            api.show(api.post(&path(&job.id, "/cancel")), cancelled).await
+            api.show(api.post(&path(&job.id, "/cancel")), cancelled_text).await
         }
         Command::Retry(job) => {
             let api = Api::new(&job.connection)?;
-            api.show(api.post(&path(&job.id, "/retry")), retried).await
+            api.show(api.post(&path(&job.id, "/retry")), retried_text).await
         }
     }
 }
 
-/// The path of a job.
+/// Returns the path of a job in the API.
 pub fn path(id: &str, rest: &str) -> String {
     format!("/api/v1/jobs/{}{rest}", segment(id))
 }
 
-fn cancelled(job: &ChangedJob) -> String {
+fn cancelled_text(job: &ChangedJob) -> String {
     if job.cancel_requested {
         format!("{} is {}; its worker was asked to stop", job.id, job.status)
     } else {
-        format!("{} was cancelled ({})", job.id, job.status)
+        format!("{} was cancelled", job.id)
     }
 }
 
-/// The message after a retry.
-pub fn retried(job: &ChangedJob) -> String {
-    format!("{} was retried ({})", job.id, job.status)
+/// Returns the message after a retry.
+pub fn retried_text(job: &ChangedJob) -> String {
+    match &job.status {
+        JobState::Retrying => format!("{} starts its next attempt now", job.id),
+        status => format!("{} will run again; it is {status} now", job.id),
+    }
 }
 
 async fn show_list(list: List) -> Result<ExitCode, CommandError> {
-    let api = Api::new(&list.connection)?;
+    let api = Api::new(&list.connection)?.with_options(&[("q", "--search")]);
+    let empty = if list.has_filter() { "no jobs match" } else { "no jobs; submit one with \"faena enqueue TYPE\"" };
     let request = api
         .get("/api/v1/jobs")
         .query_opt("status", list.status.map(|text| text.to_uppercase()))
         .query_opt("type", list.kind)
         .query_opt("queue", list.queue)
         .query_opt("priority", list.priority.map(|text| text.to_uppercase()))
+        .query_opt("name", list.name)
+        .query_opt("workerId", list.worker_id)
+        .query_opt("error", list.error)
         .query_opt("tag", list.tag)
         .query_opt("correlationId", list.correlation_id)
-        .query_opt("q", list.q)
+        .query_opt("q", list.search)
         .query_opt("cursor", list.cursor)
+        .query("sort", list.sort)
+        .query("order", list.order)
         .query("limit", list.limit);
-    api.show(request, listed).await
+    api.show(request, |page| list_text(page, empty)).await
 }
 
-fn listed(list: &JobList) -> String {
+impl List {
+    fn has_filter(&self) -> bool {
+        [
+            &self.status,
+            &self.kind,
+            &self.queue,
+            &self.name,
+            &self.priority,
+            &self.worker_id,
+            &self.error,
+            &self.tag,
+            &self.correlation_id,
+            &self.search,
+            &self.cursor,
+        ]
+        .into_iter()
+        .any(Option::is_some)
+    }
+}
+
+fn list_text(list: &JobList, empty: &str) -> String {
+    if list.jobs.is_empty() && !list.is_partial {
+        return empty.to_owned();
+    }
     let mut table = table(["id", "status", "age", "attempt", "queue", "type"]);
     for job in &list.jobs {
         table.add_row([
             job.id.to_string(),
             job.status.to_string(),
             age(job.created_at),
-            format!("{}/{}", job.retry_count + 1, job.max_retries + 1),
+            job.attempt.to_string(),
             job.queue.clone(),
             job.kind.clone(),
         ]);
     }
-    let more = list.next_cursor.map(|id| format!("; next page: --cursor {id}")).unwrap_or_default();
-    format!("{table}\n{} of {}{more}", list.jobs.len(), count(list.total, "job"))
+    let mut notes = String::new();
+    if !list.sort_is_exact {
+        notes.push_str("; only the newest 10000 jobs are sorted");
+    }
+    if list.is_partial {
+        notes.push_str("; the search stopped early and continues on the next page");
+    }
+    if let Some(cursor) = &list.next_cursor {
+        notes.push_str(&format!("; next page: --cursor {cursor}"));
+    }
+    format!("{table}\n{} of {}{notes}", list.jobs.len(), count(list.total, "job"))
 }
 
 /// Lists the reasons, one per line.
-fn explain(why: &Why) -> String {
+fn explain(why: &Explanation) -> String {
     let mut lines = vec![format!("{} is {}", why.job_id, why.status)];
     lines.extend(why.reasons.iter().map(|reason| format!("  {:<16} {}", reason.code, reason.message)));
     lines.join("\n")
@@ -170,26 +236,35 @@ fn explain(why: &Why) -> String {
 
 /// Describes a job: what it is, its state, and what happened to it.
 pub fn describe(job: &Job) -> String {
-    let mut details = Details::new(15);
+    let mut details = Details::new(19);
     details.line(format!("{}  {}  {}", job.id, job.kind, job.status));
     details.add_opt("  name", (job.name != job.kind).then_some(&job.name));
     details.add("  queue", format!("{} ({})", job.queue, job.priority));
-    details.add("  payload", shortened(job.payload.get()));
-    details.add("  attempt", format!("{} of {}", job.retry_count + 1, job.max_retries + 1));
+    details.add("  payload", truncated(job.payload.get()));
+    details.add("  attempt", job.attempt.to_string());
+    details.add("  retries", format!("{} of {}", job.retry_count, job.max_retries));
     details.add("  created", job.created_at.to_string());
     details.add_opt("  schedule", job.schedule_id.as_ref());
-    details.add_opt("  due", job.schedule_due);
-    details.add_opt("  scheduled", job.scheduled_at);
+    details.add_opt("  schedule due", job.schedule_due);
+    details.add_opt("  not before", job.scheduled_at);
     details.add_opt("  started", job.started_at);
     details.add_opt("  finished", job.completed_at);
-    details.add_opt("  next retry", job.next_retry_at);
+    details.add_opt("  next attempt", job.next_attempt_at);
+    details.add_opt("  expires", job.expires_at);
     details.add("  correlation", job.correlation_id.clone());
+    details.add("  tags", job.tags.join(", "));
+    details.add_opt("  idempotency key", job.idempotency_key.as_ref());
+    details.add_opt("  unique key", job.unique_key.as_ref());
+    details.add_opt("  concurrency key", job.concurrency_key.as_ref());
+    details.add_opt("  webhook", job.webhook_url.as_ref());
+    let parents: Vec<String> = job.depends_on.iter().map(ToString::to_string).collect();
+    details.add("  depends on", parents.join(", "));
     details.add_opt("  run", job.run);
     details.add_opt("  worker", job.worker_id.as_ref());
     details.add_opt("  progress", job.progress.as_ref().map(watch::progress_text));
-    details.add_opt("  result", job.result.as_ref().map(|result| shortened(result.get())));
+    details.add_opt("  result", job.result.as_ref().map(|result| truncated(result.get())));
     if job.status != JobState::Completed {
-        let reason = job.error_reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let reason = reason_note(job.error_reason.as_ref());
         details.add_opt("  error", job.error.as_ref().map(|error| format!("{error}{reason}")));
     }
     details.line("  log");
@@ -201,7 +276,12 @@ pub fn describe(job: &Job) -> String {
     details.text()
 }
 
-fn shortened(text: &str) -> String {
+/// Returns why a run did not complete, unless its handler reported the error: then the error says it.
+pub fn reason_note(reason: Option<&ErrorReason>) -> String {
+    reason.filter(|reason| **reason != ErrorReason::Error).map(|reason| format!(" ({reason})")).unwrap_or_default()
+}
+
+fn truncated(text: &str) -> String {
     if text.chars().count() <= 200 {
         text.to_owned()
     } else {

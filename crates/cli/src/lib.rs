@@ -6,12 +6,15 @@ mod dead_letters;
 mod enqueue;
 mod events;
 mod jobs;
+pub mod keys;
 mod limits;
+mod machines;
 pub mod outbox;
 mod output;
 mod queues;
 mod schedule_options;
 mod schedules;
+mod tasks;
 mod trace;
 mod watch;
 mod webhooks;
@@ -39,6 +42,16 @@ pub enum Command {
         #[command(subcommand)]
         command: schedules::Command,
     },
+    /// Create, list and follow tasks, and decide about them
+    Tasks {
+        #[command(subcommand)]
+        command: tasks::Command,
+    },
+    /// Check, draw, register and list machines
+    Machines {
+        #[command(subcommand)]
+        command: machines::Command,
+    },
     /// List, show and drain workers
     Workers {
         #[command(subcommand)]
@@ -64,7 +77,12 @@ pub enum Command {
         #[command(subcommand)]
         command: dead_letters::Command,
     },
-    /// Combined by the binary with `outbox init-sql`, which needs no server.
+    /// Create, list, rotate and revoke API keys
+    Keys {
+        #[command(subcommand)]
+        command: keys::Command,
+    },
+    /// Added by the binary, which combines it with `outbox init-sql`, a command that needs no server.
     #[command(skip)]
     Outbox { command: outbox::Command },
     /// Follow events as they happen
@@ -84,27 +102,30 @@ pub enum Command {
 /// How to reach the server and how to print.
 #[derive(Args, Clone)]
 pub struct Connection {
-    /// Server URL [default: FAENA_URL, or http://127.0.0.1:3000]
+    /// Server URL; the API key is read from FAENA_TOKEN [default: FAENA_URL, or http://127.0.0.1:3000]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// Output JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Runs a command.
 ///
-/// Exit codes: 0 done, 1 the server refused or the job failed, 2 wrong usage, 3 the server cannot be reached.
+/// Exit codes: 0 done, 1 the server rejected the request or the job failed, 2 invalid usage, 3 the server cannot be reached.
 pub async fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::Enqueue(arguments) => enqueue::run(arguments).await,
         Command::Jobs { command } => jobs::run(command).await,
         Command::Schedules { command } => schedules::run(command).await,
+        Command::Tasks { command } => tasks::run(command).await,
+        Command::Machines { command } => machines::run(command).await,
         Command::Workers { command } => workers::run(command).await,
         Command::Webhooks { command } => webhooks::run(command).await,
         Command::Queues { command } => queues::run(command).await,
         Command::Limits { command } => limits::run(command).await,
         Command::Dlq { command } => dead_letters::run(command).await,
+        Command::Keys { command } => keys::run(command).await,
         Command::Outbox { command } => outbox::run(command).await,
         Command::Events(arguments) => events::run(arguments).await,
         Command::Trace(arguments) => trace::run(arguments).await,
@@ -112,7 +133,7 @@ pub async fn run(command: Command) -> ExitCode {
         Command::Worker(arguments) => worker::run(arguments).await,
     };
     result.unwrap_or_else(|error| {
-        eprintln!("faena: {error}");
+        output::print_error(&error.to_string());
         error.exit_code()
     })
 }
@@ -131,6 +152,7 @@ mod tests {
         }
         if command.get_subcommands().next().is_none() {
             let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let example = example.replace("Examples:", "Example:");
             assert!(example.contains(&format!("Example:\n  {path}")), "{path}: {example}");
         }
         for subcommand in command.get_subcommands() {

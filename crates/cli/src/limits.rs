@@ -13,7 +13,7 @@ pub enum Command {
     /// List limits with their source and use
     #[command(after_help = "Example:\n  faena limits list")]
     List(List),
-    /// Set a limit, or remove it with none
+    /// Set or remove a limit; the value "none" removes it
     #[command(after_help = "Example:\n  faena limits set --key 'tenant-*' --concurrency 3")]
     Set(Set),
     /// Remove a limit that was set at run time; the server's configuration applies again
@@ -82,26 +82,26 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => {
             let api = Api::new(&list.connection)?;
-            api.show(api.get("/api/v1/limits"), listed).await
+            api.show(api.get("/api/v1/limits").query("limit", 1_000), list_text).await
         }
         Command::Set(set) => {
-            let api = Api::new(&set.connection)?;
+            let api = Api::new(&set.connection)?.with_options(&[("name", "scope")]);
             let mut limit = Map::new();
             set.limit.add_to(&mut limit)?;
             if limit.is_empty() {
                 return Err(CommandError::Usage("nothing to change; pass --concurrency or --rate".into()));
             }
             limit.extend(set.scope.body());
-            api.show(api.patch("/api/v1/limits").json(&limit), listed).await
+            api.show(api.patch("/api/v1/limits").json(&limit), list_text).await
         }
         Command::Reset(reset) => {
-            let api = Api::new(&reset.connection)?;
-            api.show(api.post("/api/v1/limits/reset").json(&reset.scope.body()), listed).await
+            let api = Api::new(&reset.connection)?.with_options(&[("name", "scope")]);
+            api.show(api.post("/api/v1/limits/reset").json(&reset.scope.body()), list_text).await
         }
     }
 }
 
-fn listed(list: &LimitList) -> String {
+fn list_text(list: &LimitList) -> String {
     let mut table = table(["scope", "name", "concurrency", "in use", "rate", "remaining", "source", "changed by"]);
     let none = || "none".to_owned();
     for limit in &list.limits {
@@ -116,5 +116,5 @@ fn listed(list: &LimitList) -> String {
             limit.changed_by.clone(),
         ]);
     }
-    table.to_string()
+    table.or_text("no limits; set one with \"faena limits set\"")
 }

@@ -1,4 +1,4 @@
-//! `faena outbox …`: the sinks of events, and the events they have rejected.
+//! `faena outbox …`: sinks of events and the events they have rejected; sources and inboxes.
 
 use std::process::ExitCode;
 
@@ -16,6 +16,9 @@ pub enum Command {
     /// List sinks with their backlog and state
     #[command(after_help = "Example:\n  faena outbox sinks")]
     Sinks(Sinks),
+    /// List sources and inboxes of all nodes with their backlog and state
+    #[command(after_help = "Example:\n  faena outbox sources")]
+    Sources(Sources),
     /// List events that a sink has rejected, newest first
     #[command(after_help = "Example:\n  faena outbox dead --sink bus --type 'job.*'")]
     Dead(Dead),
@@ -32,13 +35,19 @@ pub enum Command {
     Resolve(Resolve),
     /// Republish events sent in a time range
     #[command(
-        after_help = "For a broker that has lost them.\n\nExample:\n  faena outbox republish --sink bus --from 2026-01-31T12:00:00Z --to 2026-01-31T13:00:00Z"
+        after_help = "Use it after a broker has lost events.\n\nExample:\n  faena outbox republish --sink bus --from 2026-01-31T12:00:00Z --to 2026-01-31T13:00:00Z"
     )]
     Republish(Republish),
 }
 
 #[derive(Args)]
 pub struct Sinks {
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Sources {
     #[command(flatten)]
     connection: Connection,
 }
@@ -158,7 +167,11 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::Sinks(sinks) => {
             let api = Api::new(&sinks.connection)?;
-            api.show(api.get("/api/v1/outbox"), listed_sinks).await
+            api.show(api.get("/api/v1/outbox").query("limit", 1_000), listed_sinks).await
+        }
+        Command::Sources(sources) => {
+            let api = Api::new(&sources.connection)?;
+            api.show(api.get("/api/v1/outbox"), listed_inputs).await
         }
         Command::Dead(dead) => show_dead(dead).await,
         Command::Show(event) => {
@@ -180,7 +193,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
 }
 
 fn path(id: &str, rest: &str) -> String {
-    format!("/api/v1/outbox/dead/{}{rest}", segment(id))
+    format!("/api/v1/outbox/dead-letter/{}{rest}", segment(id))
 }
 
 /// Returns a field of an answer as text.
@@ -196,10 +209,6 @@ fn listed_sinks(answer: &Value) -> String {
     let mut table = table(["sink", "types", "on rejection", "pending", "oldest", "dead", "sent", "nodes", "down"]);
     for sink in answer["sinks"].as_array().into_iter().flatten() {
         let types: Vec<&str> = sink["types"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let down = match sink["downSince"].as_str() {
-            Some(since) => format!("since {since}: {}", field(sink, "downReason")),
-            None => String::new(),
-        };
         table.add_row([
             field(sink, "name"),
             types.join(" "),
@@ -208,16 +217,43 @@ fn listed_sinks(answer: &Value) -> String {
             field(sink, "oldestPendingAt"),
             field(sink, "dead"),
             field(sink, "sent"),
-            sink["holders"].as_array().map_or(0, Vec::len).to_string(),
-            down,
+            sink["nodes"].as_array().map_or(0, Vec::len).to_string(),
+            down(sink),
         ]);
     }
-    table.to_string()
+    table.or_text("no sinks; add a [[sink]] to the configuration of the server")
+}
+
+fn listed_inputs(answer: &Value) -> String {
+    let mut table = table(["name", "kind", "node", "state", "pending", "oldest", "processed", "down"]);
+    for input in ["sources", "inboxes"].into_iter().flat_map(|list| answer[list].as_array().into_iter().flatten()) {
+        let processed = input["processed"].as_object().into_iter().flatten();
+        let processed: Vec<String> = processed.map(|(outcome, count)| format!("{count} {outcome}")).collect();
+        table.add_row([
+            field(input, "name"),
+            field(input, "kind"),
+            field(input, "nodeName"),
+            field(input, "state"),
+            field(input, "pending"),
+            field(input, "oldestPendingAt"),
+            processed.join(", "),
+            down(input),
+        ]);
+    }
+    table.or_text(
+        "no sources and no inboxes; add an [[outbox.source]] or an [[inbox]] to the configuration of the server",
+    )
+}
+
+/// Returns since when and why a sink, source or inbox is down.
+fn down(of: &Value) -> String {
+    let since = of["downSince"].as_str();
+    since.map(|since| format!("since {since}: {}", field(of, "downReason"))).unwrap_or_default()
 }
 
 async fn show_dead(dead: Dead) -> Result<ExitCode, CommandError> {
-    let api = Api::new(&dead.connection)?;
-    let mut request = api.get("/api/v1/outbox/dead").query("limit", dead.limit).query_opt("cursor", dead.cursor);
+    let api = Api::new(&dead.connection)?.with_options(&[("aggregateId", "--aggregate")]);
+    let mut request = api.get("/api/v1/outbox/dead-letter").query("limit", dead.limit).query_opt("cursor", dead.cursor);
     if !dead.resolved {
         request = request.query("resolved", false);
     }
@@ -242,7 +278,7 @@ fn listed_dead(answer: &Value) -> String {
         ]);
     }
     let more = answer["nextCursor"].as_str().map(|next| format!("\nnext page: --cursor {next}")).unwrap_or_default();
-    format!("{table}{more}")
+    format!("{}{more}", table.or_text("no rejected events"))
 }
 
 fn describe(event: &Value) -> String {
@@ -262,7 +298,7 @@ async fn act(
     let filter = selection.filter.pairs();
     let mut body = Map::new();
     body.extend(extra.map(|(name, value)| (name.to_owned(), value)));
-    let api = Api::new(&selection.connection)?;
+    let api = Api::new(&selection.connection)?.with_options(&[("aggregateId", "--aggregate")]);
     match &selection.id {
         Some(_) if !filter.is_empty() || selection.all => {
             Err(CommandError::Usage("pass an id or a filter (--sink, --type …), not both".into()))
@@ -282,7 +318,7 @@ async fn act(
                 filter.into_iter().map(|(name, text)| (name.into(), json!(text))).collect();
             body.insert("filter".into(), json!(filter));
             body.insert("all".into(), json!(selection.all));
-            let request = api.post_bulk(&format!("/api/v1/outbox/dead/{action}")).json(&body);
+            let request = api.post_bulk(&format!("/api/v1/outbox/dead-letter/{action}")).json(&body);
             let describe = |answer: &Value| format!("{} {participle}", events(answer, participle));
             api.show(request, describe).await
         }

@@ -1,20 +1,49 @@
-//! How answers look on a terminal.
+//! Formats output for a terminal.
 
-use std::{fmt, io::Write};
+use std::{borrow::Cow, fmt, io::Write};
 
 use faena_domain::Timestamp;
 
 /// Prints a line. A reader that has closed the pipe (`faena jobs list | head`) is not an error.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{text}");
+    let _ = writeln!(out, "{}", escaped(text));
     let _ = out.flush();
+}
+
+/// Prints a line to the standard error output.
+pub fn print_error(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "faena: {}", escaped(text));
+}
+
+/// Escapes control characters other than line breaks and tabs, as in JSON.
+///
+/// Workers choose the texts of errors, logs and results, and a terminal would obey the control sequences in them.
+fn escaped(text: &str) -> Cow<'_, str> {
+    let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_unsafe(c) {
+            out.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Returns a text as one line without control characters.
+pub fn one_line(text: &str) -> String {
+    escaped(&text.replace("\r\n", " ").replace(['\n', '\t'], " ")).into_owned()
 }
 
 /// A table with one line per row, without borders.
 ///
-/// On a terminal that is too narrow, the widest columns are cut. The first column, the one to copy from, is never cut, and
-/// nothing is cut if the output goes to a file or another program.
+/// On a terminal that is too narrow, the widest columns are cut, except the first, which has the id or name to copy, and those
+/// in `KEPT`. Nothing is cut if the output goes to a file or another program.
 pub struct Table {
     /// The header and the rows.
     rows: Vec<Vec<String>>,
@@ -23,6 +52,8 @@ pub struct Table {
 const GAP: usize = 2;
 /// No column is cut to fewer characters than this.
 const MIN_WIDTH: usize = 4;
+/// Columns that are never cut: ids to copy, and states to compare.
+const KEPT: [&str; 5] = ["id", "job", "state", "status", "outcome"];
 
 /// Creates a table with this header.
 pub fn table<const N: usize>(header: [&str; N]) -> Table {
@@ -30,9 +61,14 @@ pub fn table<const N: usize>(header: [&str; N]) -> Table {
 }
 
 impl Table {
+    /// Returns the table, or `text` if it has no rows: a header alone says nothing.
+    pub fn or_text(self, text: &str) -> String {
+        if self.rows.len() == 1 { text.to_owned() } else { self.to_string() }
+    }
+
     pub fn add_row<const N: usize>(&mut self, cells: [String; N]) {
         // A line break would end the row.
-        self.rows.push(cells.map(|cell| cell.replace(char::is_control, " ")).to_vec());
+        self.rows.push(cells.map(|cell| one_line(&cell)).to_vec());
     }
 
     /// Returns the width of each column if the table may have `max` characters per line.
@@ -42,8 +78,10 @@ impl Table {
         let mut widths: Vec<usize> = (0..columns).map(widest).collect();
         let mut excess = (widths.iter().sum::<usize>() + GAP * (columns - 1)).saturating_sub(max);
         while excess > 0 {
-            let Some(widest) = widths.iter_mut().skip(1).max().filter(|width| **width > MIN_WIDTH) else { break };
-            *widest -= 1;
+            let can_be_cut = |column: &usize| *column > 0 && !KEPT.contains(&self.rows[0][*column].as_str());
+            let widest = (0..columns).filter(can_be_cut).max_by_key(|column| widths[*column]);
+            let Some(widest) = widest.filter(|column| widths[*column] > MIN_WIDTH) else { break };
+            widths[widest] -= 1;
             excess -= 1;
         }
         widths
@@ -66,7 +104,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// The details of one thing: a name and a value per line.
+/// The details of one resource: a name and a value per line.
 pub struct Details {
     width: usize,
     lines: Vec<String>,
@@ -81,6 +119,8 @@ impl Details {
     pub fn add(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
         if !value.is_empty() {
+            // Further lines of the value are indented, so that none of them looks like another detail.
+            let value = value.replace('\n', &format!("\n{:width$}", "", width = self.width));
             self.lines.push(format!("{name:<width$}{value}", width = self.width));
         }
     }
@@ -102,7 +142,7 @@ impl Details {
     }
 }
 
-/// `1 job`, `2 jobs`.
+/// Returns a number with its noun: `1 job`, `2 jobs`.
 pub fn count(number: u64, singular: &str) -> String {
     format!("{number} {singular}{}", if number == 1 { "" } else { "s" })
 }
@@ -116,23 +156,24 @@ pub fn shorten(text: &str, max: usize) -> String {
     }
 }
 
-/// `12 s ago`, `in 5 min`.
+/// Returns a time relative to now: `12 s ago`, `in 5 min`.
 pub fn relative(at: Timestamp) -> String {
     relative_to(at.as_ms(), Timestamp::now().as_ms())
 }
 
-/// `12 s`, `5 min`: the time since then, for a column of a table.
+/// Returns the time since `at`, for a column of a table: `12 s`, `5 min`.
 pub fn age(at: faena::Timestamp) -> String {
-    amount(faena::Timestamp::now().saturating_duration_since(at).as_secs())
+    approximate_duration(faena::Timestamp::now().saturating_duration_since(at).as_secs())
 }
 
 fn relative_to(at_ms: i64, now_ms: i64) -> String {
     let seconds = (now_ms - at_ms) / 1_000;
-    let amount = amount(seconds.unsigned_abs());
-    if seconds < 0 { format!("in {amount}") } else { format!("{amount} ago") }
+    let duration = approximate_duration(seconds.unsigned_abs());
+    if seconds < 0 { format!("in {duration}") } else { format!("{duration} ago") }
 }
 
-fn amount(seconds: u64) -> String {
+/// `12 s`, `5 min`: rounded down to a whole unit.
+fn approximate_duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} s"),
         120..=7_199 => format!("{} min", seconds / 60),
@@ -141,8 +182,8 @@ fn amount(seconds: u64) -> String {
     }
 }
 
-/// `250 ms`, `10 s`, `90 s`, `2 min`, `6 h`, `1 d`: the largest unit that divides the time.
-pub fn milliseconds(ms: u64) -> String {
+/// Returns a duration in the largest unit that divides it: `250 ms`, `10 s`, `90 s`, `2 min`, `6 h`, `1 d`.
+pub fn exact_duration(ms: u64) -> String {
     for (unit_ms, unit) in [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")] {
         if ms > 0 && ms.is_multiple_of(unit_ms) {
             return format!("{} {unit}", ms / unit_ms);
@@ -168,13 +209,33 @@ mod tests {
 
     #[test]
     fn durations_have_the_largest_unit_that_divides_them() {
-        let shown = [0, 250, 10_000, 90_000, 120_000, 21_600_000, 86_400_000].map(milliseconds);
+        let shown = [0, 250, 10_000, 90_000, 120_000, 21_600_000, 86_400_000].map(exact_duration);
         assert_eq!(shown, ["0 ms", "250 ms", "10 s", "90 s", "2 min", "6 h", "1 d"]);
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(escaped("plain ñ\n\ttext"), "plain ñ\n\ttext");
+        assert_eq!(escaped("\u{1b}[31mred\u{7}\r\u{9b}2J\0"), "\\u001b[31mred\\u0007\\u000d\\u009b2J\\u0000");
+        let mut table = table(["id", "error"]);
+        table.add_row(["1".into(), "a\u{1b}[2Jb\r\nc\td".into()]);
+        assert_eq!(table.render(usize::MAX), "id  error\n1   a\\u001b[2Jb c d");
+        let mut details = Details::new(8);
+        details.add("error", "broken\nstatus  COMPLETED");
+        assert_eq!(details.text(), "error   broken\n        status  COMPLETED");
     }
 
     #[test]
     fn a_long_text_is_cut_and_a_short_one_is_not() {
         assert_eq!((shorten("añb", 3).as_str(), shorten("añbc", 3).as_str()), ("añb", "añ…"));
+    }
+
+    #[test]
+    fn states_and_ids_are_never_cut_and_an_empty_table_is_a_sentence() {
+        let mut table = table(["name", "status", "queue"]);
+        table.add_row(["a".into(), "PROCESSING".into(), "a-long-queue-name".into()]);
+        assert_eq!(table.render(20), "name  status      queue\na     PROCESSING  a-l…".replace("queue", "que…"));
+        assert_eq!(super::table(["id"]).or_text("no jobs"), "no jobs");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub enum Command {
     Set(Set),
     /// Pause a queue; none of its jobs starts until it is resumed
     #[command(
-        after_help = "Running jobs finish.\n\nExample:\n  faena queues pause mail --reason 'the mail relay is down'"
+        after_help = "Running jobs finish.\n\nExample:\n  faena queues pause mail --reason 'the SMTP server is down'"
     )]
     Pause(Pause),
     /// Resume a queue
@@ -110,14 +110,14 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => {
             let api = Api::new(&list.connection)?;
-            api.show(api.get("/api/v1/queues"), listed).await
+            api.show(api.get("/api/v1/queues").query("limit", 1_000), list_text).await
         }
         Command::Show(queue) => {
-            let api = Api::new(&queue.connection)?;
+            let api = Api::new(&queue.connection)?.with_options(&[("name", "NAME")]);
             api.show(api.get(&path(&queue.name, "")), describe).await
         }
         Command::Set(set) => {
-            let api = Api::new(&set.connection)?;
+            let api = Api::new(&set.connection)?.with_options(&[("name", "NAME")]);
             let mut body = Map::new();
             set.limit.add_to(&mut body)?;
             body.extend(set.strict.map(|strict| ("strict".into(), json!(strict))));
@@ -129,12 +129,12 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
             api.show(api.patch(&path(&set.name, "")).json(&body), describe).await
         }
         Command::Pause(pause) => {
-            let api = Api::new(&pause.connection)?;
+            let api = Api::new(&pause.connection)?.with_options(&[("name", "NAME")]);
             let body = pause.reason.map_or(json!({}), |reason| json!({ "reason": reason }));
             api.show(api.post(&path(&pause.name, "/pause")).json(&body), describe).await
         }
         Command::Resume(queue) => {
-            let api = Api::new(&queue.connection)?;
+            let api = Api::new(&queue.connection)?.with_options(&[("name", "NAME")]);
             api.show(api.post(&path(&queue.name, "/resume")).json(&json!({})), describe).await
         }
     }
@@ -144,7 +144,7 @@ fn path(name: &str, rest: &str) -> String {
     format!("/api/v1/queues/{}{rest}", segment(name))
 }
 
-fn listed(list: &QueueList) -> String {
+fn list_text(list: &QueueList) -> String {
     let mut table = table(["queue", "ready", "oldest", "running", "scheduled", "finished/min", "settings"]);
     for queue in &list.queues {
         table.add_row([
@@ -157,7 +157,7 @@ fn listed(list: &QueueList) -> String {
             settings(queue).join(", "),
         ]);
     }
-    table.to_string()
+    table.or_text("no queues; a queue exists as soon as a job or a setting names it")
 }
 
 /// Returns the settings of a queue that differ from the default.

@@ -2,19 +2,19 @@
 
 use clap::Args;
 use faena_domain::parse_duration;
-use serde_json::{Map, Value, json, value::RawValue};
+use serde_json::{Map, Value, json};
 
-use crate::CommandError;
+use crate::{CommandError, api::FieldOptions, enqueue::parse_json};
 
 #[derive(Args)]
 pub struct ScheduleOptions {
     /// Name of the schedule
     #[arg(long)]
     name: Option<String>,
-    /// Description for people
+    /// Description, shown in lists
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// Due times as a cron expression of 5 or 6 fields, or @daily and the like
+    /// Due times as a cron expression of 5 or 6 fields, or a shortcut like @daily
     #[arg(long, value_name = "EXPRESSION", conflicts_with = "every")]
     cron: Option<String>,
     /// Due times as an interval: 90s, 15m, 6h
@@ -26,7 +26,7 @@ pub struct ScheduleOptions {
     /// Job type: noop, http.request, or a type that one of your workers handles
     #[arg(long, value_name = "TYPE")]
     job: Option<String>,
-    /// Name of the jobs for people [default: the type]
+    /// Display name of the jobs [default: the type]
     #[arg(long, value_name = "NAME")]
     job_name: Option<String>,
     /// Payload, a JSON object or @FILE; its texts may use {{due}}, {{due.date}}, {{run}} and others
@@ -80,15 +80,40 @@ pub struct ScheduleOptions {
     /// Stop after N runs
     #[arg(long, value_name = "N|none")]
     max_runs: Option<String>,
-    /// Due times in the hour that daylight saving skips: next or skip
+    /// Due times in the hour that daylight saving skips: next or skip [default: next]
     #[arg(long, value_name = "POLICY")]
     dst_gap: Option<String>,
-    /// Due times in the hour that daylight saving repeats: first or both
+    /// Due times in the hour that daylight saving repeats: first or both [default: first]
     #[arg(long, value_name = "POLICY")]
     dst_overlap: Option<String>,
-    /// Create it disabled
+    /// Disable the schedule; it creates no jobs until you enable it
     #[arg(long)]
     disabled: bool,
+}
+
+pub const FIELD_OPTIONS: FieldOptions = &[
+    ("cronExpression", "--cron"),
+    ("intervalMs", "--every"),
+    ("jobType", "--job"),
+    ("jobPayload", "--payload"),
+    ("jobPriority", "--priority"),
+    ("timeoutMs", "--timeout"),
+    ("webhookUrl", "--webhook"),
+    ("misfireGraceMs", "--misfire-grace"),
+    ("jitterMs", "--jitter"),
+    ("startAt", "--start"),
+    ("endAt", "--end"),
+    ("tags", "--tag"),
+    ("isActive", "--disabled"),
+];
+
+/// Removes the defaults from the help of an option: a field that an update omits is kept.
+pub fn without_defaults(option: clap::Arg) -> clap::Arg {
+    let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+    match help.find(" [default: ") {
+        Some(start) if !help[start..].contains("FAENA_URL") => option.help(help[..start].to_owned()),
+        _ => option,
+    }
 }
 
 impl ScheduleOptions {
@@ -180,8 +205,7 @@ fn with_payload(mut body: String, argument: &str) -> Result<String, CommandError
             .map_err(|error| CommandError::Usage(format!("--payload: cannot read \"{file}\": {error}")))?,
         None => argument.to_owned(),
     };
-    let payload: Box<RawValue> = serde_json::from_str(text.trim())
-        .map_err(|error| CommandError::Usage(format!("the payload is not valid JSON: {error}")))?;
+    let payload = parse_json("--payload", &text)?;
     body.pop();
     let comma = if body.len() > 1 { "," } else { "" };
     Ok(format!("{body}{comma}\"jobPayload\":{}}}", payload.get()))

@@ -12,8 +12,8 @@ use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Trig
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, count, milliseconds, print, relative, shorten, table},
-    schedule_options::ScheduleOptions,
+    output::{Details, count, exact_duration, print, relative, shorten, table},
+    schedule_options::{FIELD_OPTIONS, ScheduleOptions, without_defaults},
 };
 
 #[derive(Subcommand)]
@@ -32,7 +32,8 @@ pub enum Command {
     Show(ScheduleArguments),
     /// Update a schedule; omitted fields are kept
     #[command(
-        after_help = "\"none\" removes an optional field: description, start, end, except, tag, webhook, concurrency-key, timeout,\njitter, max-runs.\n\nExample:\n  faena schedules edit nightly --cron '30 3 * * MON-FRI' --end none"
+        mut_args(without_defaults),
+        after_help = "\"none\" removes an optional field: description, start, end, except, tag, webhook, concurrency-key, timeout, jitter, max-runs.\n\nExample:\n  faena schedules edit nightly --cron '30 3 * * MON-FRI' --end none"
     )]
     Edit(Edit),
     /// Enable a schedule; due times missed while it was disabled are not caught up
@@ -41,7 +42,7 @@ pub enum Command {
     /// Disable a schedule
     #[command(after_help = "Example:\n  faena schedules disable nightly")]
     Disable(ScheduleArguments),
-    /// Create a job of a schedule now
+    /// Create a job from a schedule now
     #[command(after_help = "Example:\n  faena schedules trigger nightly")]
     Trigger(ScheduleArguments),
     /// Show the next due times, with a note where daylight saving applies
@@ -78,8 +79,8 @@ pub struct List {
     #[arg(long)]
     inactive: bool,
     /// Only schedules with this text in their name
-    #[arg(short, long, value_name = "TEXT")]
-    q: Option<String>,
+    #[arg(short = 'q', long, value_name = "TEXT")]
+    search: Option<String>,
     /// Page number
     #[arg(long, default_value_t = 1, value_name = "N")]
     page: u64,
@@ -140,11 +141,11 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => show_list(list).await,
         Command::Create(create) => {
-            let api = Api::new(&create.connection)?;
+            let api = Api::new(&create.connection)?.with_options(FIELD_OPTIONS);
             api.show(api.post("/api/v1/schedules").json_text(create.options.create_body()?), created).await
         }
         Command::Validate(create) => {
-            let api = Api::new(&create.connection)?;
+            let api = Api::new(&create.connection)?.with_options(FIELD_OPTIONS);
             let request = api.post("/api/v1/schedules/validate").json_text(create.options.create_body()?);
             let describe = |valid: &ValidSchedule| format!("{}\n{}", valid.explanation, runs(&valid.next_runs));
             api.show(request, describe).await
@@ -152,7 +153,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::Show(arguments) => show(arguments).await,
         Command::Edit(edit) => {
             let body = edit.options.update_body()?;
-            let api = Api::new(&edit.connection)?;
+            let api = Api::new(&edit.connection)?.with_options(FIELD_OPTIONS);
             let path = path(&api, &edit.schedule, "").await?;
             api.show(api.patch(&path).json_text(body), changed).await
         }
@@ -172,7 +173,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::Preview(preview) => {
             let api = Api::new(&preview.connection)?;
             let path = path(&api, &preview.schedule, "/preview").await?;
-            let describe = |list: &RunList| format!("{}\n{}", list.explanation, runs(&list.runs));
+            let describe = |list: &RunList| format!("{}\n{}", list.explanation, runs(&list.next_runs));
             api.show(api.get(&path).query("count", preview.count), describe).await
         }
         Command::Ticks(arguments) => {
@@ -212,16 +213,23 @@ async fn path(api: &Api, schedule: &str, rest: &str) -> Result<String, CommandEr
 async fn show_list(list: List) -> Result<ExitCode, CommandError> {
     let api = Api::new(&list.connection)?;
     let is_active = (list.active || list.inactive).then_some(list.active);
+    let empty = match is_active.is_some() || list.search.is_some() || list.page > 1 {
+        true => "no schedules match",
+        false => "no schedules; create one with \"faena schedules create\"",
+    };
     let request = api
         .get("/api/v1/schedules")
         .query("page", list.page)
         .query("limit", list.limit)
-        .query_opt("q", list.q)
+        .query_opt("q", list.search)
         .query_opt("isActive", is_active);
-    api.show(request, listed).await
+    api.show(request, |page| listed(page, empty)).await
 }
 
-fn listed(list: &ScheduleList) -> String {
+fn listed(list: &ScheduleList, empty: &str) -> String {
+    if list.schedules.is_empty() {
+        return empty.to_owned();
+    }
     let mut table = table(["id", "next", "last", "runs", "name", "job", "due"]);
     for schedule in &list.schedules {
         table.add_row([
@@ -234,8 +242,8 @@ fn listed(list: &ScheduleList) -> String {
             schedule.explanation.clone(),
         ]);
     }
-    let pages = list.total.div_ceil(list.limit.max(1));
-    let more = if list.page < pages { format!("; next page: --page {}", list.page + 1) } else { String::new() };
+    let next = list.page.map(|page| page + 1).filter(|next| *next <= list.total_pages);
+    let more = next.map(|page| format!("; next page: --page {page}")).unwrap_or_default();
     format!("{table}\n{} of {}{more}", list.schedules.len(), count(list.total, "schedule"))
 }
 
@@ -271,7 +279,7 @@ async fn show(arguments: ScheduleArguments) -> Result<ExitCode, CommandError> {
     let schedule: ScheduleView = api.get(&path).send().await?;
     let next: RunList = api.get(&format!("{path}/preview")).query("count", SHOWN_DUE_TIMES).send().await?;
     let latest: TickList = api.get(&format!("{path}/ticks")).query("limit", SHOWN_DUE_TIMES).send().await?;
-    print(&describe(&schedule, &next.runs, &latest.ticks));
+    print(&describe(&schedule, &next.next_runs, &latest.ticks));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -282,15 +290,15 @@ fn describe(schedule: &ScheduleView, next: &[ScheduledRun], latest: &[TickRow]) 
     details.add_opt("description", schedule.description.as_ref());
     details.add("due", schedule.explanation.clone());
     details.add_opt("cron", schedule.cron_expression.as_ref());
-    details.add_opt("every", schedule.interval_ms.map(milliseconds));
+    details.add_opt("every", schedule.interval_ms.map(exact_duration));
     details.add_opt("start", schedule.start_at);
     details.add_opt("end", schedule.end_at);
     details.add("except", schedule.except.join(", "));
     let name = if schedule.job_name == schedule.job_type { String::new() } else { format!(" ({})", schedule.job_name) };
     details.add("job", format!("{}{name}, queue {}, {}", schedule.job_type, schedule.queue, schedule.job_priority));
     details.add("payload", shorten(schedule.job_payload.get(), 200));
-    details.add("retries", format!("{}, first after {}", schedule.max_retries, milliseconds(schedule.retry_delay)));
-    details.add_opt("timeout", schedule.timeout_ms.map(milliseconds));
+    details.add("retries", format!("{}, first after {}", schedule.max_retries, exact_duration(schedule.retry_delay)));
+    details.add_opt("timeout", schedule.timeout_ms.map(exact_duration));
     details.add_opt("concurrency key", schedule.concurrency_key.as_ref());
     details.add_opt("webhook", schedule.webhook_url.as_ref());
     details.add("tags", schedule.tags.join(", "));
@@ -298,7 +306,7 @@ fn describe(schedule: &ScheduleView, next: &[ScheduledRun], latest: &[TickRow]) 
         Misfire::CatchUp => format!(" up to {}", schedule.catch_up_limit),
         Misfire::RunOnce | Misfire::Skip => String::new(),
     };
-    let grace = milliseconds(schedule.misfire_grace_ms);
+    let grace = exact_duration(schedule.misfire_grace_ms);
     details.add("misfire", format!("{}{limit}, after {grace}", json_name(&schedule.misfire)));
     if schedule.cron_expression.is_some() {
         let (gap, overlap) = (json_name(&schedule.dst_gap), json_name(&schedule.dst_overlap));
@@ -307,7 +315,7 @@ fn describe(schedule: &ScheduleView, next: &[ScheduledRun], latest: &[TickRow]) 
     details.add("overlap", json_name(&schedule.overlap));
     details.add_opt(
         "jitter",
-        Some(schedule.jitter_ms).filter(|ms| *ms > 0).map(|ms| format!("up to {}", milliseconds(ms))),
+        Some(schedule.jitter_ms).filter(|ms| *ms > 0).map(|ms| format!("up to {}", exact_duration(ms))),
     );
     let max = schedule.max_runs.map(|max| format!(" of {max}")).unwrap_or_default();
     details.add("runs", format!("{}{max}", schedule.run_count));
@@ -354,5 +362,5 @@ fn ticks(ticks: &[TickRow]) -> String {
             tick.reason.clone().unwrap_or_default(),
         ]);
     }
-    table.to_string()
+    table.or_text("no due times yet")
 }

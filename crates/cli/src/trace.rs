@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_count_from_the_first_entry_in_a_fitting_unit() {
+    fn offsets_from_the_first_entry_use_a_suitable_unit() {
         let shown = [0, 12, 59_999, 60_000, 3_599_000, 3_600_000, 86_400_000 * 2 + 3_600_000].map(offset);
         assert_eq!(shown, ["+0.000 s", "+0.012 s", "+59.999 s", "+1 m 00 s", "+59 m 59 s", "+1 h 00 m", "+2 d 01 h"]);
     }

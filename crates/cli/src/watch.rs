@@ -5,7 +5,11 @@ use std::{process::ExitCode, time::Duration};
 use faena::{Job, JobState, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::{Api, CommandError, jobs::path, output::print};
+use crate::{
+    Api, CommandError,
+    jobs::path,
+    output::{one_line, print},
+};
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How many times in a row the stream may fail to open.
@@ -15,16 +19,27 @@ pub async fn watch(api: &Api, id: &str) -> Result<ExitCode, CommandError> {
     let mut display = Display::new(api.json);
     let mut failures = 0;
     loop {
-        match follow(api, id, &mut display).await {
+        let asked = match follow(api, id, &mut display).await {
             Ok(Some(JobState::Completed)) => return Ok(ExitCode::SUCCESS),
             Ok(Some(_)) => return Ok(ExitCode::FAILURE),
             // The stream ended before the job, for example because the server restarts.
-            Ok(None) => failures = 0,
-            Err(CommandError::Api(faena::Error::Unreachable { .. })) if failures < MAX_FAILURES => failures += 1,
+            Ok(None) => {
+                failures = 0;
+                None
+            }
+            Err(error) if failures < MAX_FAILURES && is_temporary(&error) => {
+                failures += 1;
+                error.retry_after()
+            }
             Err(error) => return Err(error),
-        }
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        };
+        tokio::time::sleep(RETRY_INTERVAL.max(asked.unwrap_or_default())).await;
     }
+}
+
+/// Returns whether the server is unreachable, or asks to try again later.
+fn is_temporary(error: &CommandError) -> bool {
+    matches!(error, CommandError::Api(faena::Error::Unreachable { .. })) || error.retry_after().is_some()
 }
 
 /// Follows the stream of a job. Returns its final state, or `None` if the stream ends before that.
@@ -77,7 +92,7 @@ impl Display {
             if let Some(percentage) = percentage(progress) {
                 self.bar.set_position(percentage.clamp(0.0, 100.0) as u64);
             }
-            self.bar.set_message(progress_text(progress));
+            self.bar.set_message(one_line(&progress_text(progress)));
         }
         if job.is_finished() {
             self.bar.finish_and_clear();

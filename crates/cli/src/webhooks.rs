@@ -57,7 +57,12 @@ pub struct List {
 pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => {
-            let api = Api::new(&list.connection)?;
+            let api = Api::new(&list.connection)?.with_options(&[("jobId", "--job")]);
+            let is_filtered = [&list.state, &list.job, &list.host, &list.cursor].into_iter().any(Option::is_some);
+            let empty = match is_filtered {
+                true => "no webhooks match",
+                false => "no webhooks; a job with --webhook-url creates one when it finishes",
+            };
             let request = api
                 .get("/api/v1/webhooks")
                 .query("limit", list.limit)
@@ -65,7 +70,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
                 .query_opt("jobId", list.job)
                 .query_opt("host", list.host)
                 .query_opt("cursor", list.cursor);
-            api.show(request, listed).await
+            api.show(request, |list| listed(list, empty)).await
         }
         Command::Show(webhook) => {
             let api = Api::new(&webhook.connection)?;
@@ -83,7 +88,7 @@ fn path(id: &str, rest: &str) -> String {
     format!("/api/v1/webhooks/{}{rest}", segment(id))
 }
 
-fn listed(list: &WebhookList) -> String {
+fn listed(list: &WebhookList, empty: &str) -> String {
     let mut table = table(["id", "state", "attempts", "created", "due", "url", "job"]);
     for webhook in &list.webhooks {
         table.add_row([
@@ -96,8 +101,8 @@ fn listed(list: &WebhookList) -> String {
             webhook.job_id.to_string(),
         ]);
     }
-    let more = list.next_cursor.map(|cursor| format!("\nnext page: --cursor {cursor}")).unwrap_or_default();
-    format!("{table}{more}")
+    let more = list.next_cursor.as_ref().map(|cursor| format!("\nnext page: --cursor {cursor}")).unwrap_or_default();
+    format!("{}{more}", table.or_text(empty))
 }
 
 fn describe(webhook: &WebhookView) -> String {
@@ -109,7 +114,7 @@ fn describe(webhook: &WebhookView) -> String {
     details.add("url", webhook.url.clone());
     details.add("created", webhook.created_at.to_string());
     details.add_opt("due", webhook.due_at);
-    details.add_opt("delayed", webhook.held_back.as_ref());
+    details.add_opt("delayed", webhook.delay_reason.as_ref());
     details.add_opt("finished", webhook.settled_at);
     details.add("attempts", webhook.attempts.to_string());
     details.add_opt("body", webhook.body.as_ref().map(|body| body.get().to_owned()));

@@ -1,11 +1,12 @@
 //! `faena worker --type TYPE -- COMMAND…`: a worker that runs a command for each job.
 
-use std::{process::Stdio, sync::Arc, time::Duration};
+use std::{io::IsTerminal, process::Stdio, sync::Arc, time::Duration};
 
 use faena::{Context, JobError};
 use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::CommandError;
 
@@ -21,7 +22,7 @@ Example:
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Server URL [default: FAENA_URL, or http://127.0.0.1:3000]
+    /// Server URL; the API key is read from FAENA_WORKER_TOKEN or FAENA_TOKEN [default: FAENA_URL, or http://127.0.0.1:3000]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// Job type to run, or PREFIX*; repeat for several
@@ -33,7 +34,7 @@ pub struct Arguments {
     /// Maximum number of jobs that run concurrently
     #[arg(long, default_value_t = 1, value_name = "N")]
     concurrency: u32,
-    /// Name for people
+    /// Display name
     #[arg(long)]
     name: Option<String>,
     /// Command to run for each job
@@ -56,13 +57,23 @@ pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Command
         worker = worker.name(name);
     }
     let command: Arc<[String]> = arguments.command.into();
-    eprintln!("faena: waiting for jobs of type {}", arguments.kinds.join(", "));
+    start_logging();
     for kind in arguments.kinds {
         let command = command.clone();
         worker = worker.handle(kind, move |job: Context, _: Value| run_command(job, command.clone()));
     }
     worker.run().await?;
+    tracing::info!("stopped");
     Ok(std::process::ExitCode::SUCCESS)
+}
+
+/// Prints what happens to the connection, as the server prints its log.
+fn start_logging() {
+    let colours = std::io::stderr().is_terminal();
+    let layer = tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr);
+    let filter = tracing_subscriber::filter::Targets::new().with_target("faena", tracing::Level::INFO);
+    // Fails only if a test has installed a subscriber.
+    let _ = tracing_subscriber::registry().with(filter).with(layer).try_init();
 }
 
 async fn run_command(job: Context, command: Arc<[String]>) -> Result<Value, JobError> {
@@ -74,6 +85,9 @@ async fn run_command(job: Context, command: Arc<[String]>) -> Result<Value, JobE
         inner.env("FAENA_RUN", job.run().to_string());
         inner.env("FAENA_RETRY_COUNT", job.retry_count().to_string());
         inner.env("FAENA_CORRELATION_ID", job.correlation_id());
+        if let Some(traceparent) = job.traceparent() {
+            inner.env("TRACEPARENT", traceparent);
+        }
         if let (Some(id), Some(due)) = (job.schedule_id(), job.schedule_due()) {
             inner.env("FAENA_SCHEDULE_ID", id).env("FAENA_SCHEDULE_DUE", due.to_string());
         }
@@ -148,6 +162,7 @@ async fn communicate(job: &Context, group: &mut KilledOnDrop) -> Result<Value, J
             text => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)),
         });
     }
-    let message = if last_line.is_empty() { status.to_string() } else { format!("{status}: {last_line}") };
+    let ending = status.code().map_or_else(|| "killed by a signal".to_owned(), |code| format!("exit code {code}"));
+    let message = if last_line.is_empty() { ending } else { format!("{ending}: {last_line}") };
     Err(if status.code() == Some(DATA_ERROR) { JobError::fail(message) } else { JobError::retry(message) })
 }

@@ -77,7 +77,7 @@ fn path(id: &str, rest: &str) -> String {
 }
 
 fn listed(list: &WorkerList) -> String {
-    let mut table = table(["id", "transport", "state", "runs", "seen", "types"]);
+    let mut table = table(["id", "transport", "state", "runs", "seen", "types", "note"]);
     for worker in &list.workers {
         let transport = match (&worker.pool, worker.transport.as_str()) {
             (Some(pool), _) => format!("pool {pool}"),
@@ -86,21 +86,18 @@ fn listed(list: &WorkerList) -> String {
         };
         let breaker = (worker.breaker != "closed").then(|| format!("breaker {}", worker.breaker));
         let notes: Vec<String> = [worker.reason.clone(), breaker].into_iter().flatten().collect();
-        let state = match notes.as_slice() {
-            [] => worker.state.to_string(),
-            notes => format!("{}: {}", worker.state, notes.join(", ")),
-        };
         let failed = if worker.failed > 0 { format!(", {} failed", worker.failed) } else { String::new() };
         table.add_row([
             worker.id.clone(),
             transport,
-            state,
+            worker.state.to_string(),
             format!("{}{failed}", worker.completed + worker.failed),
             relative(worker.last_seen_at),
             worker.capabilities.join(", "),
+            notes.join(", "),
         ]);
     }
-    table.to_string()
+    table.or_text("no workers; start one with \"faena worker --type TYPE -- COMMAND\"")
 }
 
 fn describe(worker: &WorkerView) -> String {

@@ -1,0 +1,363 @@
+//! `faena tasks …`.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use faena_domain::Timestamp;
+use faena_machine::{Outcome, Record, Status};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    Api, CommandError, Connection,
+    api::segment,
+    output::{Details, relative, table},
+};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Create a task
+    #[command(after_help = "Example:\n  faena tasks create order '{\"amount\": 5}' --title 'Order 7'")]
+    Create(Create),
+    /// List tasks, newest first
+    #[command(after_help = "Example:\n  faena tasks list --machine coding-task --approval")]
+    List(List),
+    /// Show a task
+    #[command(after_help = "Example:\n  faena tasks show 018f3c5e-7b1a-7000-8000-0000000000aa")]
+    Show(TaskArguments),
+    /// Show the history of a task
+    #[command(after_help = "Example:\n  faena tasks history 018f3c5e-7b1a-7000-8000-0000000000aa")]
+    History(TaskArguments),
+    /// Say what a task waits for
+    #[command(after_help = "Example:\n  faena tasks why 018f3c5e-7b1a-7000-8000-0000000000aa")]
+    Why(TaskArguments),
+    /// Send an event to a task
+    #[command(after_help = "Example:\n  faena tasks send 018f3c5e-7b1a-7000-8000-0000000000aa pay '{\"amount\": 5}'")]
+    Send(Send),
+    /// Approve what a task waits for
+    #[command(after_help = "Example:\n  faena tasks approve 018f3c5e-7b1a-7000-8000-0000000000aa --comment 'go ahead'")]
+    Approve(Decide),
+    /// Reject what a task waits for
+    #[command(after_help = "Example:\n  faena tasks reject 018f3c5e-7b1a-7000-8000-0000000000aa --comment 'too broad'")]
+    Reject(Decide),
+    /// Cancel a task
+    #[command(after_help = "Example:\n  faena tasks cancel 018f3c5e-7b1a-7000-8000-0000000000aa")]
+    Cancel(TaskArguments),
+    /// Pause a task; its deadlines wait too
+    #[command(after_help = "Example:\n  faena tasks pause 018f3c5e-7b1a-7000-8000-0000000000aa")]
+    Pause(TaskArguments),
+    /// Continue a paused task
+    #[command(after_help = "Example:\n  faena tasks resume 018f3c5e-7b1a-7000-8000-0000000000aa")]
+    Resume(TaskArguments),
+}
+
+#[derive(Args)]
+pub struct Create {
+    /// Machine name
+    machine: String,
+    /// Data of the task as a JSON object
+    #[arg(default_value = "{}")]
+    data: String,
+    /// Version of the machine [default: the newest]
+    #[arg(long)]
+    version: Option<u32>,
+    /// Title shown to people
+    #[arg(long)]
+    title: Option<String>,
+    /// Correlation id [default: the id of the task]
+    #[arg(long)]
+    correlation_id: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct List {
+    /// Machine name
+    #[arg(long)]
+    machine: Option<String>,
+    /// State, or part of the path of a nested state
+    #[arg(long)]
+    state: Option<String>,
+    /// Status: running, paused, completed, failed or cancelled
+    #[arg(long)]
+    status: Option<String>,
+    /// Only tasks that wait for a decision
+    #[arg(long)]
+    approval: bool,
+    /// Number of tasks
+    #[arg(long, default_value_t = 20)]
+    limit: u32,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct TaskArguments {
+    /// Task id
+    id: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Send {
+    /// Task id
+    id: String,
+    /// Event type
+    event: String,
+    /// Payload as a JSON object
+    #[arg(default_value = "{}")]
+    payload: String,
+    /// Id of the event; the same id again changes nothing [default: a new one]
+    #[arg(long)]
+    event_id: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Decide {
+    /// Task id
+    id: String,
+    /// Comment for others, and for the machine
+    #[arg(long)]
+    comment: Option<String>,
+    /// Hash of what you have read, as "faena tasks show" prints it; a changed subject is refused
+    #[arg(long)]
+    hash: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TaskView {
+    id: String,
+    machine: String,
+    version: u32,
+    title: Option<String>,
+    correlation_id: String,
+    status: Status,
+    state: String,
+    created_at: Timestamp,
+    created_by: String,
+    updated_at: Timestamp,
+    #[serde(default)]
+    fault: Option<String>,
+    #[serde(default)]
+    due_at: Option<Timestamp>,
+    data: Value,
+    #[serde(default)]
+    counters: Map<String, Value>,
+    #[serde(default)]
+    approval: Option<faena_machine::Approval>,
+    #[serde(default)]
+    deferred: Vec<faena_machine::Event>,
+}
+
+#[derive(Deserialize)]
+struct TaskList {
+    tasks: Vec<TaskView>,
+}
+
+#[derive(Deserialize)]
+struct History {
+    history: Vec<Record>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    outcome: Outcome,
+    state: String,
+    reason: Option<String>,
+    #[serde(default)]
+    duplicate: bool,
+}
+
+#[derive(Deserialize)]
+struct Why {
+    summary: String,
+    reasons: Vec<Reason>,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    message: String,
+}
+
+pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
+    match command {
+        Command::Create(create) => create_task(create).await,
+        Command::List(list) => list_tasks(list).await,
+        Command::Show(task) => {
+            let api = Api::new(&task.connection)?;
+            api.show(api.get(&path(&task.id, "")), details).await
+        }
+        Command::History(task) => {
+            let api = Api::new(&task.connection)?;
+            api.show(api.get(&path(&task.id, "/history?limit=1000")), history_table).await
+        }
+        Command::Why(task) => {
+            let api = Api::new(&task.connection)?;
+            api.show(api.get(&path(&task.id, "/why")), explanation).await
+        }
+        Command::Send(send) => {
+            let api = Api::new(&send.connection)?;
+            let mut body = json!({"type": send.event, "payload": object(&send.payload, "the payload")?});
+            if let Some(id) = send.event_id {
+                body["metadata"] = json!({"traceId": id});
+            }
+            api.show(api.post(&path(&send.id, "/events")).json(&body), answer).await
+        }
+        Command::Approve(decide) => decision(decide, "approve").await,
+        Command::Reject(decide) => decision(decide, "reject").await,
+        Command::Cancel(task) => act(task, "cancel").await,
+        Command::Pause(task) => act(task, "pause").await,
+        Command::Resume(task) => act(task, "resume").await,
+    }
+}
+
+async fn create_task(create: Create) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&create.connection)?;
+    let mut body = json!({"machine": create.machine, "data": object(&create.data, "the data")?});
+    let fields = [("title", create.title.map(Value::from)), ("correlationId", create.correlation_id.map(Value::from))];
+    for (name, value) in fields.into_iter().chain([("version", create.version.map(Value::from))]) {
+        if let Some(value) = value {
+            body[name] = value;
+        }
+    }
+    api.show(api.post("/api/v1/tasks").json(&body), |task: &TaskView| format!("{}  {}", task.id, task.state)).await
+}
+
+async fn list_tasks(list: List) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&list.connection)?;
+    let mut query = format!("/api/v1/tasks?limit={}", list.limit);
+    for (name, value) in [("machine", &list.machine), ("state", &list.state), ("status", &list.status)] {
+        if let Some(value) = value {
+            query.push_str(&format!("&{name}={}", segment(value)));
+        }
+    }
+    if list.approval {
+        query.push_str("&approval=true");
+    }
+    api.show(api.get(&query), tasks_table).await
+}
+
+async fn decision(decide: Decide, action: &str) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&decide.connection)?;
+    let body = json!({"comment": decide.comment, "hash": decide.hash});
+    let body: Map<String, Value> = match body {
+        Value::Object(fields) => fields.into_iter().filter(|(_, value)| !value.is_null()).collect(),
+        _ => Map::new(),
+    };
+    api.show(api.post(&path(&decide.id, &format!("/{action}"))).json(&Value::Object(body)), answer).await
+}
+
+async fn act(task: TaskArguments, action: &str) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&task.connection)?;
+    api.show(api.post(&path(&task.id, &format!("/{action}"))).json(&json!({})), answer).await
+}
+
+fn path(id: &str, rest: &str) -> String {
+    format!("/api/v1/tasks/{}{rest}", segment(id))
+}
+
+fn object(text: &str, what: &str) -> Result<Value, CommandError> {
+    match serde_json::from_str(text) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        _ => Err(CommandError::Usage(format!("{what} must be a JSON object such as '{{\"amount\": 5}}'"))),
+    }
+}
+
+fn answer(answer: &Answer) -> String {
+    let outcome = match answer.outcome {
+        Outcome::Applied => "applied",
+        Outcome::Deferred => "deferred",
+        Outcome::Ignored => "ignored",
+        Outcome::Stale => "stale",
+        Outcome::Rejected => "rejected",
+        Outcome::Invalid => "invalid",
+    };
+    let reason = answer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let duplicate = if answer.duplicate { " (it had arrived before)" } else { "" };
+    format!("{outcome}{reason}{duplicate}\nstate  {}", answer.state)
+}
+
+fn status(status: Status) -> &'static str {
+    match status {
+        Status::Running => "running",
+        Status::Paused => "paused",
+        Status::Completed => "completed",
+        Status::Failed => "failed",
+        Status::Cancelled => "cancelled",
+    }
+}
+
+fn tasks_table(list: &TaskList) -> String {
+    if list.tasks.is_empty() {
+        return "no tasks match".to_owned();
+    }
+    let mut table = table(["id", "machine", "state", "status", "title", "updated"]);
+    for task in &list.tasks {
+        table.add_row([
+            task.id.clone(),
+            format!("{} {}", task.machine, task.version),
+            task.state.clone(),
+            status(task.status).to_owned(),
+            task.title.clone().unwrap_or_default(),
+            relative(task.updated_at),
+        ]);
+    }
+    table.to_string()
+}
+
+fn details(task: &TaskView) -> String {
+    let mut details = Details::new(12);
+    details.add("id", &task.id);
+    details.add("title", task.title.as_deref().unwrap_or_default());
+    details.add("machine", format!("{} version {}", task.machine, task.version));
+    details.add("state", &task.state);
+    details.add("status", status(task.status));
+    details.add("fault", task.fault.as_deref().unwrap_or_default());
+    details.add("created", format!("{} by {}", relative(task.created_at), task.created_by));
+    details.add("updated", relative(task.updated_at));
+    details.add("next timer", task.due_at.map(relative).unwrap_or_default());
+    details.add("correlation", &task.correlation_id);
+    for (name, count) in &task.counters {
+        details.add("counter", format!("{name} {count}"));
+    }
+    for event in &task.deferred {
+        details.add("deferred", format!("{} from {}", event.kind, event.actor));
+    }
+    if let Some(approval) = &task.approval {
+        details.add("approval", format!("{} of {} decided", approval.decisions.len(), approval.quorum));
+        details.add("hash", &approval.hash);
+        details.add("subject", approval.subject.to_string());
+    }
+    details.add("data", task.data.to_string());
+    details.text()
+}
+
+fn history_table(history: &History) -> String {
+    let mut table = table(["#", "event", "outcome", "to", "actor", "when", "note"]);
+    for record in &history.history {
+        let mut notes = record.actions.clone();
+        notes.extend(record.reason.clone());
+        table.add_row([
+            record.sequence.to_string(),
+            record.event.clone(),
+            format!("{:?}", record.outcome).to_lowercase(),
+            record.to.clone().unwrap_or_default(),
+            record.actor.clone(),
+            relative(record.at),
+            notes.join("; "),
+        ]);
+    }
+    table.to_string()
+}
+
+fn explanation(why: &Why) -> String {
+    let reasons = why.reasons.iter().map(|reason| format!("- {}", reason.message));
+    std::iter::once(why.summary.clone()).chain(reasons).collect::<Vec<_>>().join("\n")
+}
