@@ -3,12 +3,12 @@
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
-use faena_store::ForeignMapping;
+use faena_store::ExternalMapping;
 
 use crate::{
     bench,
     config::{self, Config},
-    doctor, guard, reference, serve,
+    doctor, guard, health, keys, reference, serve,
 };
 
 /// Durable job server: nothing is lost, nothing is stuck, everything explains itself
@@ -28,8 +28,10 @@ enum Command {
     )]
     Serve(ServeArguments),
     /// Migrate the database schema, then exit
+    #[command(after_help = "Example:\n  faena migrate --database-url postgres://user:password@host/database")]
     Migrate(ConfigArguments),
     /// Show the effective configuration and the source of each value
+    #[command(after_help = "Example:\n  faena config --config /etc/faena/faena.toml")]
     Config {
         #[command(flatten)]
         config: ConfigArguments,
@@ -41,13 +43,23 @@ enum Command {
         example: bool,
     },
     /// Check the database and the configuration for problems and suggest fixes
+    #[command(after_help = "Example:\n  faena doctor --fix")]
     Doctor {
         #[command(flatten)]
         config: ConfigArguments,
         #[command(flatten)]
         arguments: doctor::Arguments,
     },
+    /// Ask the server of this machine for its health; exits with 1 if it is unhealthy or does not answer
+    #[command(after_help = "Example:\n  faena health --live")]
+    Health {
+        #[command(flatten)]
+        config: ConfigArguments,
+        #[command(flatten)]
+        arguments: health::Arguments,
+    },
     /// Benchmark Faena against the limits of this machine
+    #[command(after_help = "Example:\n  faena bench --jobs 100000 --seconds 10")]
     Bench(bench::Arguments),
     /// Manage event sinks and rejected events, or print the tables of your own outbox
     Outbox {
@@ -79,6 +91,7 @@ enum Command {
 #[derive(Subcommand)]
 enum OutboxCommand {
     /// Print the SQL of outbox tables for an application's PostgreSQL database
+    #[command(after_help = "Example:\n  faena outbox init-sql --names snake | psql tickets")]
     InitSql {
         /// Naming style: OutboxMessages (pascal) or outbox_messages (snake)
         #[arg(long, value_enum, default_value = "pascal")]
@@ -185,16 +198,20 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let config = config.load(&config.flags())?;
             return runtime()?.block_on(doctor::run(&config, &arguments));
         }
+        Command::Health { config, arguments } => {
+            let config = config.load(&config.flags())?;
+            return runtime()?.block_on(health::run(&config, &arguments));
+        }
         Command::Bench(arguments) => runtime()?.block_on(bench::run(arguments))?,
         Command::Outbox { command: OutboxCommand::Client(command) } => {
             return run(Command::Client(faena_cli::Command::Outbox { command }));
         }
         Command::Outbox { command: OutboxCommand::InitSql { names, schema, dead_table } } => {
             let mapping = match names {
-                Names::Pascal => ForeignMapping::default(),
-                Names::Snake => ForeignMapping::in_snake_case(),
+                Names::Pascal => ExternalMapping::default(),
+                Names::Snake => ExternalMapping::in_snake_case(),
             };
-            print(&ForeignMapping { schema, dead_table, ..mapping }.init_sql())?;
+            print(&ExternalMapping { schema, dead_table, ..mapping }.init_sql())?;
         }
         Command::Guard { argv } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -205,6 +222,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let mut buffer = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "faena", &mut buffer);
             print(&String::from_utf8_lossy(&buffer))?;
+        }
+        Command::Client(faena_cli::Command::Keys { command: faena_cli::keys::Command::Create(create) })
+            if create.offline =>
+        {
+            let arguments =
+                ConfigArguments { config: create.config.clone(), database_url: create.database_url.clone() };
+            let config = arguments.load(&arguments.flags())?;
+            let text = runtime()?.block_on(keys::create_offline(&config, &create))?;
+            print(&format!("{text}\n"))?;
         }
         Command::Client(command) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -9,20 +9,31 @@ mod describe;
 mod environment;
 mod example;
 mod file;
+mod health;
 mod inboxes;
 mod keys;
+mod llm;
+mod names;
 mod pools;
 mod rules;
 mod sinks;
 mod sources;
+mod traces;
+mod traffic;
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use faena_auth::Policy;
 use faena_domain::{AddressRule, JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{
-    EngineConfig, InboxConfig, OutboxConfig, PoolConfig, Roles, SinkConfig, SourceConfig, Target, WebhookConfig,
+    EngineConfig, InboxConfig, OutboxConfig, PoolConfig, PoolToken, Roles, SinkConfig, SourceConfig, Target,
+    WebhookConfig,
 };
-use faena_store::{Configured, Retention, StoreOptions};
+use faena_store::{ConfiguredRules, Retention, StoreOptions};
 use ipnet::IpNet;
 use toml::{
     Spanned,
@@ -30,9 +41,10 @@ use toml::{
 };
 
 pub use example::{example, sections};
-pub use keys::{KEYS, Key, Kind};
+pub use keys::{KEYS, Key, Kind, UNUSED_VARIABLES};
 
-use file::{Entry, File, Placed, in_file_order};
+use crate::http::{ConnectionLimits, HttpConfig, Tls, TlsFiles};
+use file::{Entry, File, Located, in_file_order};
 
 #[derive(Clone, Debug, PartialEq)]
 struct Setting {
@@ -42,12 +54,26 @@ struct Setting {
 
 pub struct Config {
     settings: BTreeMap<&'static str, Setting>,
-    pools: Vec<Placed<PoolConfig>>,
-    rules: Configured,
-    sinks: Vec<Placed<SinkConfig>>,
-    sources: Vec<Placed<sources::Source>>,
-    inboxes: Vec<Placed<InboxConfig>>,
+    pools: Vec<Located<PoolConfig>>,
+    rules: ConfiguredRules,
+    sinks: Vec<Located<SinkConfig>>,
+    sources: Vec<Located<sources::Source>>,
+    inboxes: Vec<Located<InboxConfig>>,
+    unused: Vec<(&'static str, &'static str)>,
 }
+
+/// Durations that must not be zero: a deadline that has always passed, or a loop without a pause.
+const POSITIVE: [&str; 9] = [
+    "server.idle_timeout",
+    "worker.heartbeat",
+    "guardian.interval",
+    "webhook.timeout",
+    "node.lease",
+    "database.timeout",
+    "processing.timeout",
+    "assigned.timeout",
+    "scheduled.timeout",
+];
 
 /// A configuration error. The binary prints it as one line and exits with code 2.
 #[derive(Debug, thiserror::Error)]
@@ -63,11 +89,17 @@ impl Config {
         Config {
             settings,
             pools: Vec::new(),
-            rules: Configured::default(),
+            rules: ConfiguredRules::default(),
             sinks: Vec::new(),
             sources: Vec::new(),
             inboxes: Vec::new(),
+            unused: Vec::new(),
         }
+    }
+
+    /// Returns the variables that are set and have no effect, each with the reason.
+    pub fn unused_variables(&self) -> &[(&'static str, &'static str)] {
+        &self.unused
     }
 
     /// Reads the configuration. `file` is the path and whether the file must exist.
@@ -92,7 +124,7 @@ impl Config {
 
     /// Checks rules that concern more than one value.
     fn check_together(&self) -> Result<(), ConfigError> {
-        for path in ["worker.heartbeat", "guardian.interval", "webhook.timeout"] {
+        for path in POSITIVE {
             if self.duration(path).is_zero() {
                 return Err(ConfigError(format!("{}: {path}: must be more than 0s", self.settings[path].origin)));
             }
@@ -104,15 +136,29 @@ impl Config {
                 self.text("worker.heartbeat")
             )));
         }
+        self.check_traffic()?;
         let rule = AddressRule::new(&self.allowed_networks());
         for sink in &self.sinks {
             if let Target::Webhook(options) = &sink.value.target
                 && let Err(what) = rule.check_url(&options.url)
             {
-                return Err(ConfigError(format!("{}: [[sink]] url: {what}", sink.place)));
+                return Err(ConfigError(format!("{}: [[sink]] url: {what}", sink.position)));
             }
         }
         self.sources()?;
+        self.check_sinks_are_used()
+    }
+
+    /// Rejects a sink that no event and no source can reach.
+    fn check_sinks_are_used(&self) -> Result<(), ConfigError> {
+        for sink in self.sinks.iter().filter(|sink| sink.value.types.is_empty()) {
+            if !self.sources.iter().any(|source| source.value.sink() == Some(&sink.value.name)) {
+                return Err(ConfigError(format!(
+                    "{}: [[sink]] types: is empty, and no [[outbox.source]] uses the sink {:?}; name types like \"job.*\", or remove the sink",
+                    sink.position, sink.value.name
+                )));
+            }
+        }
         Ok(())
     }
 
@@ -172,17 +218,18 @@ impl Config {
                 let message = format!("{path} is not a known key; \"faena config\" lists all keys");
                 return Err(file.error(&name.span(), message));
             };
-            self.set(key.path, plain_text(value.get_ref()), file.place(&name.span()))?;
+            self.set(key.path, plain_text(value.get_ref()), file.position(&name.span()))?;
         }
         Ok(())
     }
 
     fn read_environment(&mut self, environment: impl IntoIterator<Item = (String, String)>) -> Result<(), ConfigError> {
-        for (name, value) in environment {
+        for (name, value) in self.read_open_telemetry(environment)? {
             match KEYS.iter().find(|key| key.env == name) {
                 Some(key) => self.set(key.path, value, format!("environment {name}"))?,
                 None => environment::check_unknown(&name, &value)?,
             }
+            self.unused.extend(UNUSED_VARIABLES.iter().filter(|(unused, _)| *unused == name));
         }
         Ok(())
     }
@@ -190,8 +237,7 @@ impl Config {
     fn set(&mut self, path: &'static str, value: String, origin: String) -> Result<(), ConfigError> {
         let key = KEYS.iter().find(|key| key.path == path).expect("only known keys are set");
         key.check(&value).map_err(|what| {
-            let secret = matches!(key.kind, Kind::Secret | Kind::Secrets);
-            let shown = if secret { String::new() } else { format!("{value:?} ") };
+            let shown = if key.kind.is_secret() { String::new() } else { format!("{value:?} ") };
             ConfigError(format!("{origin}: {path}: {shown}{what}"))
         })?;
         self.settings.insert(key.path, Setting { value, origin });
@@ -228,6 +274,40 @@ impl Config {
         Roles { api: has("api"), engine: has("engine"), worker: has("worker") }
     }
 
+    /// Returns how connections are accepted. Fails if the TLS files are incomplete or not valid.
+    pub fn http(&self) -> anyhow::Result<HttpConfig> {
+        Ok(HttpConfig {
+            limits: ConnectionLimits {
+                total: self.size("server.max_connections"),
+                per_address: self.size("server.max_connections_per_address"),
+                trusted_proxies: self.networks("server.trusted_proxies"),
+            },
+            idle_timeout: self.duration("server.idle_timeout"),
+            tls: self.tls_files()?.map(Tls::load).transpose()?,
+        })
+    }
+
+    pub fn tls_files(&self) -> anyhow::Result<Option<TlsFiles>> {
+        let path = |name: &str| Some(self.text(name)).filter(|text| !text.is_empty()).map(PathBuf::from);
+        let client_authorities = path("tls.client_ca");
+        match (path("tls.certificate"), path("tls.key")) {
+            (Some(certificate), Some(key)) => Ok(Some(TlsFiles { certificate, key, client_authorities })),
+            (None, None) if client_authorities.is_none() => Ok(None),
+            _ => anyhow::bail!("tls.certificate and tls.key must be set together"),
+        }
+    }
+
+    /// Returns how callers without an API key are treated.
+    pub fn policy(&self, allow_anonymous: bool) -> Policy {
+        let header = self.text("auth.trusted_header").to_lowercase();
+        Policy {
+            allow_anonymous,
+            trusted_header: Some(header).filter(|header| !header.is_empty()),
+            trusted_proxies: self.networks("server.trusted_proxies"),
+            own_token: None,
+        }
+    }
+
     pub fn engine(&self) -> EngineConfig {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".into());
         EngineConfig {
@@ -247,13 +327,16 @@ impl Config {
             guardian_interval: self.duration("guardian.interval"),
             rules: self.rules(),
             pools: values(&self.pools),
-            guard: Vec::new(),
+            guard_command: Vec::new(),
             own_url: String::new(),
+            pool_token: PoolToken::default(),
             retention: Retention {
                 completed_ms: self.duration_ms("retention.completed"),
                 cancelled_ms: self.duration_ms("retention.cancelled"),
                 failed_ms: self.duration_ms("retention.failed"),
                 audit_ms: self.duration_ms("retention.audit"),
+                hourly_history_ms: self.duration_ms("retention.hourly_history"),
+                daily_history_ms: self.duration_ms("retention.daily_history"),
             },
             allowed_networks: self.allowed_networks(),
             webhooks: WebhookConfig {
@@ -275,14 +358,20 @@ impl Config {
             sources: self.sources().expect("checked when it was loaded"),
             inboxes: values(&self.inboxes),
             job_limits: self.job_limits(),
-            shell_allowed: self.text("worker.shell") == "true",
-            http_answer_bytes: self.size("worker.http_answer_bytes"),
+            traces: self.traces(),
+            llm: self.llm(),
+            is_shell_allowed: self.text("worker.shell") == "true",
+            http_response_bytes: self.size("worker.http_response_bytes"),
             shell_output_bytes: self.size("worker.shell_output_bytes"),
         }
     }
 
     fn allowed_networks(&self) -> Vec<IpNet> {
-        self.names("webhook.allow").iter().filter_map(|net| parse_network(net)).collect()
+        self.networks("webhook.allow")
+    }
+
+    fn networks(&self, path: &str) -> Vec<IpNet> {
+        self.names(path).iter().filter_map(|network| parse_network(network)).collect()
     }
 
     pub fn store(&self, migrate: bool) -> StoreOptions {
@@ -294,7 +383,7 @@ impl Config {
     }
 
     /// Returns the settings of queues and limits.
-    pub fn rules(&self) -> Configured {
+    pub fn rules(&self) -> ConfiguredRules {
         let mut configured = self.rules.clone();
         for (path, scope) in [("limits.concurrency", Scope::System), ("limits.key", Scope::Key("*".into()))] {
             if let Ok(number) = self.text(path).parse::<u32>() {
@@ -324,8 +413,8 @@ impl Config {
     }
 }
 
-fn values<T: Clone>(placed: &[Placed<T>]) -> Vec<T> {
-    placed.iter().map(|placed| placed.value.clone()).collect()
+fn values<T: Clone>(located: &[Located<T>]) -> Vec<T> {
+    located.iter().map(|located| located.value.clone()).collect()
 }
 
 /// Returns a value as it would be written in the environment.
@@ -375,7 +464,7 @@ mod tests {
     }
 
     fn error(file: &str, environment: &[(&str, &str)]) -> String {
-        let text = load(file, environment).err().expect("refused").to_string();
+        let text = load(file, environment).err().expect("rejected").to_string();
         text[text.find("faena.toml").unwrap_or(0)..].to_owned()
     }
 
@@ -386,7 +475,29 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_value_and_an_unknown_key_are_refused_with_their_position() {
+    fn every_variable_of_a_task_scheduler_service_is_accepted() {
+        let environment = [
+            ("NODE_ENV", "production"),
+            ("PORT", "8080"),
+            ("HOST", "127.0.0.2"),
+            ("DATABASE_URL", "postgresql://postgres:postgres@db:5432/scheduler"),
+            ("REDIS_URL", "redis://redis:6379"),
+            ("LOG_LEVEL", "fatal"),
+            ("QUEUE_PREFIX", "scheduler"),
+            ("WORKER_CONCURRENCY", "100"),
+        ];
+        let config = load("", &environment).expect("good");
+        assert_eq!((config.port(), config.text("server.host"), config.text("log.level")), (8080, "127.0.0.2", "fatal"));
+        assert_eq!(config.engine().concurrency, 100);
+        let unused: Vec<&str> = config.unused_variables().iter().map(|(name, _)| *name).collect();
+        assert_eq!(unused, ["NODE_ENV", "REDIS_URL", "QUEUE_PREFIX"]);
+        for level in ["trace", "debug", "info", "warn", "error", "fatal"] {
+            load("", &[("LOG_LEVEL", level)]).expect(level);
+        }
+    }
+
+    #[test]
+    fn an_invalid_value_and_an_unknown_key_are_rejected_with_their_position() {
         assert_eq!(
             error("[server]\n\nport = 99999\n", &[]),
             "faena.toml, line 3: server.port: \"99999\" must be a number from 0 to 65535"
@@ -427,11 +538,31 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_can_never_work_is_rejected_with_its_position() {
+        for (file, expected) in [
+            (
+                "[outbox]\norigin = \"my jobs\"\n",
+                "line 2: outbox.origin: \"my jobs\" must be a URI reference like /faena or https://example.com/jobs, without spaces",
+            ),
+            ("[queue]\nstrict = \"mail,a\\tb\"\n", "line 2: queue.strict: "),
+            ("[node]\nlease = \"0s\"\n", "line 2: node.lease: must be more than 0s"),
+            ("[processing]\ntimeout = \"0s\"\n", "line 2: processing.timeout: must be more than 0s"),
+            (
+                "[[sink]]\nname = \"a\"\nkind = \"file\"\npath = \"x\"\ntypes = []\n",
+                "line 1: [[sink]] types: is empty, and no [[outbox.source]] uses the sink \"a\"",
+            ),
+        ] {
+            let found = error(file, &[]);
+            assert!(found.contains(expected), "{file}: {found}");
+        }
+    }
+
+    #[test]
     fn a_password_is_never_shown() {
-        let config = load("", &[("DATABASE_URL", "postgres://user:geheim@host/db")]).expect("good");
+        let config = load("", &[("DATABASE_URL", "postgres://user:s3cret@host/db")]).expect("good");
         let shown = format!("{:?}", config.rows());
         assert!(shown.contains("postgres://user:***@host/db"), "{shown}");
-        assert!(!shown.contains("geheim"));
+        assert!(!shown.contains("s3cret"));
     }
 
     #[test]
@@ -442,7 +573,7 @@ mod tests {
         let shown = format!("{:?} {:?}", config.rows(), config.engine());
         assert!(shown.contains("***,***") && !shown.contains("MfKQ"), "{shown}");
         assert_eq!(
-            error("", &[("FAENA_WEBHOOK_SECRETS", &format!("{secret},whsec_geheim"))]),
+            error("", &[("FAENA_WEBHOOK_SECRETS", &format!("{secret},whsec_s3cret"))]),
             "environment FAENA_WEBHOOK_SECRETS: webhook.secrets: must be secrets like whsec_ and 24 to 64 bytes in base64, separated by commas; number 2 is not base64 after whsec_"
         );
     }

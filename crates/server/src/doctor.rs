@@ -1,7 +1,7 @@
 //! `faena doctor`: checks the database and the configuration, prints one line per finding with a suggested fix.
 //!
-//! The store checks the database (`store/src/doctor.rs`). This module checks the machine: free disk space, and whether a server
-//! answers and all its loops run. Exit code: 0 no errors, 1 errors found, 2 the check itself failed.
+//! The store checks the database (`store/src/doctor.rs`). This module checks the machine: free disk space, the
+//! TLS certificate, and whether a server answers and all its loops run. Exit code: 0 no errors, 1 errors found, 2 the check itself failed.
 
 use std::{
     io::{IsTerminal, Write},
@@ -16,7 +16,7 @@ use faena_wire::{Health, Ready};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::config::Config;
+use crate::{config::Config, health};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -56,6 +56,7 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
     };
     inspection.findings.extend(check_disk(url).await);
     inspection.findings.extend(check_server(config).await);
+    inspection.findings.extend(check_certificate(config, now));
     inspection.findings.sort_by_key(|finding| finding.severity);
     let report = Report { repaired, inspection, took: started.elapsed() };
     let text = if arguments.json { report.json() } else { report.text() };
@@ -189,26 +190,33 @@ fn disk_finding(folder: &str, free_kib: u64, size_kib: u64) -> Option<Finding> {
     Some(finding("disk-space", Severity::Warning, text, "free disk space or shorten the retention"))
 }
 
-/// Checks the loops of the server that the configuration points to, if it answers.
+/// Checks the loops, sources, inboxes and sinks of the server that the configuration points to, if it answers.
 async fn check_server(config: &Config) -> Vec<Finding> {
-    let host = match config.text("server.host") {
-        "0.0.0.0" => "127.0.0.1".to_owned(),
-        "::" => "[::1]".to_owned(),
-        host if host.contains(':') && !host.starts_with('[') => format!("[{host}]"),
-        host => host.to_owned(),
-    };
-    let url = format!("http://{host}:{}/health/ready", config.port());
-    let Ok(client) = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build() else {
-        return Vec::new();
-    };
-    let Ok(answer) = client.get(&url).send().await else { return Vec::new() };
+    let Some(url) = config.health_url() else { return Vec::new() };
     // Another program may listen on this port.
-    let Ok(ready) = answer.json::<Ready>().await else { return Vec::new() };
+    let Ok(ready) = health::fetch(&url).await else { return Vec::new() };
     check_loops(&ready, &url)
+}
+
+const EXPIRES_WITHIN_DAYS: i64 = 14;
+
+/// Checks that the TLS certificate does not expire soon. A file that cannot be read is reported when the server starts.
+fn check_certificate(config: &Config, now: Timestamp) -> Option<Finding> {
+    const ADVICE: &str = "replace the files of tls.certificate and tls.key; the server reads them without a restart";
+    let expires_at = Timestamp::from_ms(config.tls_files().ok()??.expires_at()?.saturating_mul(1_000));
+    let days = expires_at.ms_since(now).div_euclid(86_400_000);
+    if days < 0 {
+        let text = format!("the certificate of tls.certificate expired at {expires_at}");
+        return Some(finding("certificate-expired", Severity::Error, text, ADVICE));
+    }
+    let text =
+        format!("the certificate of tls.certificate expires in {} at {expires_at}", number(days.unsigned_abs(), "day"));
+    (days < EXPIRES_WITHIN_DAYS).then(|| finding("certificate-expiring", Severity::Warning, text, ADVICE))
 }
 
 fn check_loops(ready: &Ready, url: &str) -> Vec<Finding> {
     const ADVICE: &str = "check the server's log; restart the server if the loop does not recover";
+    const INPUT_ADVICE: &str = "repair what the message names; Faena retries, and nothing is lost meanwhile";
     let mut findings = Vec::new();
     if let Some(error) = &ready.checks.database.error {
         let text = format!("the server at {url} cannot use its database: {error}");
@@ -233,7 +241,15 @@ fn check_loops(ready: &Ready, url: &str) -> Vec<Finding> {
             )),
         }
     }
-    // Every server with the API role needs these loops.
+    let inputs = ready.checks.inputs.iter().map(|check| ("input-down", check));
+    let all = inputs.chain(ready.checks.sinks.iter().map(|check| ("sink-down", check)));
+    for (code, check) in all.filter(|(_, check)| check.status != Health::Healthy) {
+        let since = check.down_since.map_or(String::new(), |at| format!(" since {at}"));
+        let error = check.error.as_deref().map_or(String::new(), |error| format!(": {error}"));
+        let text = format!("{} of {url} is down{since}{error}", check.name);
+        findings.push(finding(code, Severity::Warning, text, INPUT_ADVICE));
+    }
+    // Every server needs these loops, whatever its roles.
     for name in ["dispatcher", "reporter", "guardian", "poller", "lease"] {
         if !ready.checks.loops.iter().any(|check| check.name == name) {
             let text = format!("loop {name} does not run at {url}");
@@ -259,13 +275,18 @@ mod tests {
     }
 
     #[test]
-    fn a_late_failing_or_missing_loop_is_reported() {
+    fn a_late_failing_or_missing_loop_and_an_inbox_that_is_down_are_reported() {
         let beat = |name: &str, status: &str| json!({"name": name, "status": status, "handled": 0, "error": "no"});
         let ready = |loops: Vec<serde_json::Value>| -> Ready {
             serde_json::from_value(json!({"status": "healthy", "checks": {
                 "database": {"status": "healthy", "engine": "sqlite", "latencyMs": 0.1},
                 "workers": {"status": "healthy", "activeCount": 1},
                 "loops": loops,
+                "inputs": [
+                    {"name": "source:a", "status": "healthy"},
+                    {"name": "inbox:b", "status": "degraded", "downSince": "2026-01-31T12:00:00.000Z", "error": "broker: refused"},
+                ],
+                "sinks": [{"name": "sink:c", "status": "degraded"}],
             }}))
             .expect("a Ready")
         };
@@ -275,9 +296,11 @@ mod tests {
         loops.push(beat("retention", "degraded"));
         let found = check_loops(&ready(loops), "x");
         let codes: Vec<_> = found.iter().map(|finding| finding.code).collect();
-        assert_eq!(codes, ["loop-late", "loop-failing", "loop-missing"]);
+        assert_eq!(codes, ["loop-late", "loop-failing", "input-down", "sink-down", "loop-missing"]);
         assert!(found[0].text.contains("promoter") && found[0].text.contains("never"), "{}", found[0].text);
-        assert!(found[2].text.contains("lease"), "{}", found[2].text);
+        assert_eq!(found[2].text, "inbox:b of x is down since 2026-01-31T12:00:00.000Z: broker: refused");
+        assert_eq!(found[3].text, "sink:c of x is down");
+        assert!(found[4].text.contains("lease"), "{}", found[4].text);
     }
 
     #[test]

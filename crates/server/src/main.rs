@@ -5,7 +5,10 @@ mod commands;
 mod config;
 mod doctor;
 mod guard;
+mod health;
 mod http;
+mod keys;
+mod listen;
 mod reference;
 mod serve;
 

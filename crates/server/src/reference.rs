@@ -1,4 +1,4 @@
-//! `faena reference PAGE`: prints a page of `docs/reference`, generated from the code.
+//! `faena reference PAGE`: prints a page of `docs/reference`, or the OpenAPI document, generated from the code.
 //!
 //! A test compares each page in the repository with the output of this command, so that the pages cannot drift.
 
@@ -17,6 +17,7 @@ pub enum Page {
     Errors,
     Jobs,
     Metrics,
+    Openapi,
 }
 
 impl Page {
@@ -27,16 +28,23 @@ impl Page {
             Page::Errors => errors::render(),
             Page::Jobs => jobs::render(),
             Page::Metrics => metrics::render(),
+            Page::Openapi => openapi(),
         }
     }
 }
 
+/// Returns the OpenAPI document with the default limits.
+fn openapi() -> String {
+    let document = faena_api::document(&faena_domain::JobLimits::default());
+    format!("{}\n", serde_json::to_string_pretty(&document).expect("a value is JSON"))
+}
+
 /// Returns the line that marks a page as generated.
-fn generated(page: &str) -> String {
+fn generated_notice(page: &str) -> String {
     format!("<!-- Generated. Update with: cargo run -- reference {page} > docs/reference/{page}.md -->\n")
 }
 
 /// Escapes text for a cell of a Markdown table.
-fn cell(text: &str) -> String {
+fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ").replace('<', "&lt;")
 }

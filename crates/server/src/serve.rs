@@ -2,26 +2,28 @@
 
 use std::{
     io::IsTerminal,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context;
-use faena_api::{Api, Parts};
-use faena_domain::{Rules, Timestamp};
-use faena_engine::{Engine, EngineConfig};
-use faena_store::Configured;
+use faena_api::{Api, Parts, Traffic};
+use faena_auth::{OwnToken, Policy};
+use faena_domain::{Limit, Rules, Timestamp};
+use faena_engine::{Engine, EngineConfig, PoolToken};
+use faena_store::ConfiguredRules;
 use tokio::{
-    net::{TcpListener, lookup_host},
+    net::TcpListener,
     signal::unix::{SignalKind, signal},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
     config::{Config, without_password},
-    http,
+    http::{self, HttpConfig},
+    listen::{Endpoints, Listeners, bind_for_pools, is_new_file, without_keys},
 };
 
 /// A problem of the environment that the operator must fix first. The binary exits with code 2.
@@ -29,68 +31,130 @@ use crate::{
 #[error("{0}")]
 pub struct CannotStart(String);
 
+impl CannotStart {
+    pub fn new(message: String) -> CannotStart {
+        CannotStart(message)
+    }
+}
+
 pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Result<()> {
     start_logging(&config);
-    let roles = config.roles();
-    let listener = if roles.api { Some(bind(&config, insecure).await?) } else { None };
+    for (variable, reason) in config.unused_variables() {
+        tracing::info!(variable, reason, "environment variable has no effect");
+    }
+    let http = config.http().map_err(|error| CannotStart(format!("{error:#}")))?;
+    http::raise_limit(http.limits.total);
+    let endpoints = Endpoints::resolve(&config).await?;
+    let needs_keys = if insecure { None } else { endpoints.public_address() };
+    if let Some(public) = needs_keys
+        && is_new_file(config.text("database.url"))
+    {
+        return Err(without_keys(public).into());
+    }
+    let early = if needs_keys.is_none() { Some(endpoints.bind().await?) } else { None };
     let store = faena_store::open(config.text("database.url"), config.store(migrate)).await?;
+    let has_keys = !store.api_keys().is_empty();
+    let listeners = match (early, needs_keys) {
+        (Some(listeners), _) => listeners,
+        (None, Some(public)) if !has_keys => return Err(without_keys(public).into()),
+        (None, _) => endpoints.bind().await?,
+    };
+    let pool_listener = bind_for_pools(&config, &http).await?;
     store.rules_configure(config.rules(), Timestamp::now()).await?;
     warn_about_overrides(&config.rules(), &store.rules());
     // Installed before the first job can run: from here on SIGTERM drains.
-    let mut stop = Stop::new()?;
-    let engine = Engine::start(store.clone(), engine_config(&config, listener.as_ref())?).await?;
+    let mut stop = StopSignals::new()?;
+    let own_token = OwnToken::new();
+    let mut engine = engine_config(&config, pool_listener.as_ref().or(listeners.api.as_ref()))?;
+    engine.pool_token = PoolToken(own_token.reveal().to_owned());
+    let engine = Engine::start(store.clone(), engine).await?;
     let closing = CancellationToken::new();
-    let api = Api::new(Parts { engine: engine.clone(), loopback_only: !insecure, closing: closing.clone() });
-    let server = match listener {
-        Some(listener) => {
-            let address = listener.local_addr().context("the listening address")?;
-            tracing::info!(
-                version = env!("CARGO_PKG_VERSION"),
-                url = %format!("http://{address}"),
-                database = without_password(config.text("database.url")),
-                roles = config.text("server.roles"),
-                "faena started"
-            );
-            Some(tokio::spawn(http::serve(listener, faena_api::router(api), closing.clone())))
-        }
-        None => {
-            tracing::info!(
-                version = env!("CARGO_PKG_VERSION"),
-                database = without_password(config.text("database.url")),
-                roles = config.text("server.roles"),
-                api = "disabled",
-                "faena started"
-            );
-            None
-        }
-    };
-    stop.first().await;
-    tracing::info!(grace = ?engine.config.drain_grace, "draining, a second signal stops immediately");
-    shut_down(engine, store, closing, server, stop).await;
+    let api = Api::new(Parts {
+        engine: engine.clone(),
+        loopback_only: !insecure && !has_keys,
+        closing: closing.clone(),
+        policy: Policy { own_token: Some(own_token), ..config.policy(insecure) },
+        access_log: config.text("log.access") == "true",
+        certificate: http.tls.as_ref().map(|tls| tls.expiry().clone()).unwrap_or_default(),
+        traffic: Traffic::new(config.traffic()),
+    });
+    log_start(&config, &listeners, &http);
+    let servers = start_servers(api, listeners, pool_listener, http, &closing);
+    stop.received().await;
+    let (jobs, grace) = (engine.local_jobs(), engine.config.drain_grace);
+    tracing::info!(jobs, ?grace, "draining, a second signal stops immediately");
+    shut_down(engine, store, closing, servers, stop).await;
     tracing::info!("stopped");
     Ok(())
 }
 
+/// Serves the API on its listener and on that of the pools, and health checks on theirs.
+fn start_servers(
+    api: Api,
+    listeners: Listeners,
+    pool_listener: Option<TcpListener>,
+    http: HttpConfig,
+    closing: &CancellationToken,
+) -> TaskTracker {
+    let servers = TaskTracker::new();
+    let plain = HttpConfig { tls: None, ..http.clone() };
+    if let Some(listener) = listeners.health {
+        let router = faena_api::health_router(api.clone());
+        servers.spawn(http::serve(listener, router, plain.clone(), closing.clone()));
+    }
+    let router = faena_api::router(api);
+    if let Some(listener) = pool_listener {
+        servers.spawn(http::serve(listener, router.clone(), plain, closing.clone()));
+    }
+    if let Some(listener) = listeners.api {
+        if let Some(tls) = &http.tls {
+            tokio::spawn(tls.clone().reload_on_change(closing.clone()));
+        }
+        servers.spawn(http::serve(listener, router, http, closing.clone()));
+    }
+    servers
+}
+
+fn log_start(config: &Config, listeners: &Listeners, http: &HttpConfig) {
+    let scheme = if http.tls.is_some() { "https" } else { "http" };
+    let address = |listener: &Option<TcpListener>| listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        url = address(&listeners.api).map(|address| format!("{scheme}://{address}")),
+        health = address(&listeners.health).map(|address| format!("http://{address}")),
+        database = without_password(config.text("database.url")),
+        roles = config.text("server.roles"),
+        api = if listeners.api.is_none() { Some("disabled") } else { None },
+        "faena started"
+    );
+}
+
 /// Warns about configured limits that have no effect because an operator set another limit at run time.
-fn warn_about_overrides(configured: &Configured, rules: &Rules) {
+fn warn_about_overrides(configured: &ConfiguredRules, rules: &Rules) {
     for (scope, limit) in &configured.limits {
         let effective = rules.limits.get(scope).copied().unwrap_or_default();
         if effective != *limit {
             tracing::warn!(
                 %scope,
-                configured = ?limit,
-                ?effective,
+                configured = limit_text(limit),
+                effective = limit_text(&effective),
                 "configured limit overridden at run time, \"faena limits reset\" restores it"
             );
         }
     }
 }
 
+fn limit_text(limit: &Limit) -> String {
+    let parts = [limit.concurrency.map(|n| format!("concurrency {n}")), limit.rate.map(|rate| rate.to_string())];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "none".into() } else { parts.join(", ") }
+}
+
 /// Returns the engine's configuration, including how pool processes reach this server and are stopped with it.
 fn engine_config(config: &Config, listener: Option<&TcpListener>) -> anyhow::Result<EngineConfig> {
     let mut engine = config.engine();
     let own = std::env::current_exe().context("the path of this program")?;
-    engine.guard = vec![own.to_string_lossy().into_owned(), "guard".into(), "--".into()];
+    engine.guard_command = vec![own.to_string_lossy().into_owned(), "guard".into(), "--".into()];
     match listener {
         Some(listener) => {
             let mut address = listener.local_addr().context("the listening address")?;
@@ -115,64 +179,45 @@ async fn shut_down(
     engine: Arc<Engine>,
     store: Arc<dyn faena_store::Store>,
     closing: CancellationToken,
-    server: Option<tokio::task::JoinHandle<()>>,
-    mut stop: Stop,
+    servers: TaskTracker,
+    mut stop: StopSignals,
 ) {
-    let hurry = CancellationToken::new();
-    let impatient = hurry.clone();
+    let stop_now = CancellationToken::new();
+    let second_signal = stop_now.clone();
     let watcher = tokio::spawn(async move {
-        stop.first().await;
-        impatient.cancel();
+        stop.received().await;
+        second_signal.cancel();
     });
-    engine.stop(hurry).await;
+    engine.stop(stop_now).await;
     closing.cancel();
-    if let Some(server) = server {
-        let _ = tokio::time::timeout(Duration::from_secs(5), server).await;
-    }
+    servers.close();
+    let _ = tokio::time::timeout(Duration::from_secs(5), servers.wait()).await;
     store.close().await;
     watcher.abort();
 }
 
-struct Stop {
+/// SIGTERM and SIGINT.
+struct StopSignals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
-impl Stop {
-    fn new() -> anyhow::Result<Stop> {
-        Ok(Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+impl StopSignals {
+    fn new() -> anyhow::Result<StopSignals> {
+        Ok(StopSignals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn first(&mut self) {
+    async fn received(&mut self) {
         tokio::select! { _ = self.terminate.recv() => {}, _ = self.interrupt.recv() => {} }
     }
 }
 
-/// Binds the listener. Without API keys every caller may do everything, so only loopback addresses are accepted.
-async fn bind(config: &Config, insecure: bool) -> anyhow::Result<TcpListener> {
-    let (host, port) = (config.text("server.host"), config.port());
-    let addresses: Vec<_> = lookup_host((host, port))
-        .await
-        .map_err(|error| CannotStart(format!("cannot listen on {host}: {error}; check HOST")))?
-        .collect();
-    let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
-    if !insecure && let Some(open) = addresses.iter().find(|address| !is_loopback(address.ip())) {
-        return Err(CannotStart(format!(
-            "{open} is reachable from other machines and there are no API keys; listen on 127.0.0.1, or pass --insecure-no-auth"
-        ))
-        .into());
-    }
-    TcpListener::bind(addresses.as_slice()).await.map_err(|error| {
-        let hint = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "is another faena running? choose another with --port or PORT",
-            _ => "check HOST and PORT",
-        };
-        CannotStart(format!("cannot listen on {host}:{port}: {error}; {hint}")).into()
-    })
-}
-
 fn start_logging(config: &Config) {
-    let level = config.text("log.level");
+    let level = match config.text("log.level") {
+        // There is no level above `error`.
+        "fatal" => "error",
+        level => level,
+    };
     // `trace` means Faena's own trace, not that of the libraries. The broker clients would log passwords and message bodies.
     let filter = EnvFilter::new(format!(
         "{level},hyper=info,h2=info,tokio_postgres=info,reqwest=info,rustls=info,lapin=off,async_nats=off"

@@ -1,4 +1,4 @@
-//! Measures the drain: a real server process works off a database full of jobs.
+//! Measures throughput: a real server process completes a backlog of jobs.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -6,10 +6,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use faena_store::Tally;
 
 use super::scratch::{Scratch, connect};
 
-pub struct Drained {
+pub struct BacklogResult {
     pub rate: f64,
     pub resident_mib: f64,
     pub bytes_per_job: f64,
@@ -57,84 +58,95 @@ fn field(text: &str, name: &str) -> f64 {
 }
 
 /// Counts completed jobs from outside the server.
-pub enum Watch {
+pub enum CompletionCounter {
     Sqlite(rusqlite::Connection),
     Postgres(tokio_postgres::Client),
 }
 
-impl Watch {
-    pub async fn open(scratch: &Scratch, url: &str) -> Result<Watch> {
+impl CompletionCounter {
+    pub async fn connect(scratch: &Scratch, url: &str) -> Result<CompletionCounter> {
         Ok(match scratch {
-            Scratch::Sqlite { .. } => Watch::Sqlite(rusqlite::Connection::open_with_flags(
+            Scratch::Sqlite { .. } => CompletionCounter::Sqlite(rusqlite::Connection::open_with_flags(
                 url.trim_start_matches("sqlite:"),
                 rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY,
             )?),
-            Scratch::Postgres { .. } => Watch::Postgres(connect(url).await?),
+            Scratch::Postgres { .. } => CompletionCounter::Postgres(connect(url).await?),
         })
     }
 
     pub async fn completed(&self) -> Result<usize> {
         let count: i64 = match self {
-            Watch::Sqlite(connection) => {
-                connection.query_row("SELECT coalesce(sum(n), 0) FROM counter WHERE tally = 4", [], |row| row.get(0))?
-            }
-            Watch::Postgres(client) => client
-                .query_one("SELECT coalesce(sum(n), 0)::int8 FROM faena.counter WHERE tally = 4", &[])
+            CompletionCounter::Sqlite(connection) => connection.query_row(
+                "SELECT coalesce(sum(n), 0) FROM counter WHERE tally = ?",
+                [Tally::Completed as i16],
+                |row| row.get(0),
+            )?,
+            CompletionCounter::Postgres(client) => client
+                .query_one(
+                    "SELECT coalesce(sum(n), 0)::int8 FROM faena.counter WHERE tally = $1",
+                    &[&(Tally::Completed as i16)],
+                )
                 .await?
                 .get(0),
         };
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// Returns the position of PostgreSQL's write-ahead log. SQLite: 0, the process's own counter is used instead.
-    async fn log_position(&self) -> Result<f64> {
+    /// Returns the position of PostgreSQL's write-ahead log in bytes. Returns 0 for SQLite, where `Server::written_bytes` is used
+    /// instead.
+    async fn wal_position(&self) -> Result<f64> {
         Ok(match self {
-            Watch::Sqlite(_) => 0.0,
-            Watch::Postgres(client) => {
+            CompletionCounter::Sqlite(_) => 0.0,
+            CompletionCounter::Postgres(client) => {
                 client.query_one("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::float8", &[]).await?.get(0)
             }
         })
     }
 }
 
-/// Drains `jobs` jobs in addition to those already completed, then reads the server's memory and writes.
-pub async fn drain(scratch: &Scratch, url: &str, jobs: usize) -> Result<Drained> {
+/// Starts a server and measures how fast it completes `jobs` jobs, how much memory it then uses and how much it has written.
+pub async fn drain(scratch: &Scratch, url: &str, jobs: usize) -> Result<BacklogResult> {
     drain_with(scratch, url, jobs, &[]).await
 }
 
-/// Drains as `drain` does, with a server in this environment.
-pub async fn drain_with(scratch: &Scratch, url: &str, jobs: usize, environment: &[(&str, &str)]) -> Result<Drained> {
-    let watch = Watch::open(scratch, url).await?;
-    let before = watch.completed().await?;
-    let log_before = watch.log_position().await?;
+/// Like [`drain`], but starts the server with these environment variables.
+pub async fn drain_with(
+    scratch: &Scratch,
+    url: &str,
+    jobs: usize,
+    environment: &[(&str, &str)],
+) -> Result<BacklogResult> {
+    let counter = CompletionCounter::connect(scratch, url).await?;
+    let before = counter.completed().await?;
+    let wal_before = counter.wal_position().await?;
     let server = Server::start(url, environment)?;
-    // The clock starts with the first completed job, because starting the process is not part of the drain.
+    // The clock starts with the first completed job, because starting the process is not measured.
     let mut first = before;
     let deadline = Instant::now() + Duration::from_secs(600);
     while first == before {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        first = watch.completed().await?;
-        anyhow::ensure!(Instant::now() < deadline, "the server does not drain");
+        first = counter.completed().await?;
+        anyhow::ensure!(Instant::now() < deadline, "no job completed within 600 s");
     }
     let started = Instant::now();
     let mut per_second = Vec::new();
-    let (mut mark, mut marked_at) = (first, started);
+    let (mut last_count, mut last_count_at) = (first, started);
     let mut now = first;
     while now < before + jobs {
         tokio::time::sleep(Duration::from_millis(5)).await;
-        now = watch.completed().await?;
-        anyhow::ensure!(Instant::now() < deadline, "the server stopped draining at {} of {jobs}", now - before);
-        if marked_at.elapsed() >= Duration::from_secs(1) {
-            per_second.push(((now - mark) as f64 / marked_at.elapsed().as_secs_f64()) as usize);
-            (mark, marked_at) = (now, Instant::now());
+        now = counter.completed().await?;
+        anyhow::ensure!(Instant::now() < deadline, "timed out after 600 s: {} of {jobs} jobs completed", now - before);
+        if last_count_at.elapsed() >= Duration::from_secs(1) {
+            per_second.push(((now - last_count) as f64 / last_count_at.elapsed().as_secs_f64()) as usize);
+            (last_count, last_count_at) = (now, Instant::now());
         }
     }
     let rate = (now - first) as f64 / started.elapsed().as_secs_f64();
-    let written = match watch {
-        Watch::Sqlite(_) => server.written_bytes(),
-        Watch::Postgres(_) => watch.log_position().await? - log_before,
+    let written = match counter {
+        CompletionCounter::Sqlite(_) => server.written_bytes(),
+        CompletionCounter::Postgres(_) => counter.wal_position().await? - wal_before,
     };
-    Ok(Drained {
+    Ok(BacklogResult {
         rate,
         resident_mib: server.resident_mib(),
         bytes_per_job: written / (now - before) as f64,

@@ -1,4 +1,4 @@
-//! Measures the drain with a long history, a deep backlog or a held snapshot, none of which may slow it down.
+//! Measures the drain with a long history, a deep backlog or a held snapshot. None of these may slow it down.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use uuid::Uuid;
 
 use super::{
-    drain::{self, Server, Watch},
-    limit_sqlite::{LOG, PAYLOAD},
+    baseline_sqlite::{LOG, PAYLOAD},
+    drain::{self, CompletionCounter, Server},
     report::Report,
     scratch::{Scratch, connect},
     submit,
@@ -16,28 +16,28 @@ use super::{
 const BACKLOG: usize = 1_000_000;
 
 pub async fn history(scratch: &mut Scratch, jobs: usize, finished: usize, report: &mut Report) -> Result<()> {
-    let engine = scratch.engine();
-    eprintln!("{engine}: drain of an empty database");
+    let database = scratch.database_kind();
+    eprintln!("{database}: drain of an empty database");
     let url = scratch.fresh().await?;
     submit::fill(&url, jobs).await?;
     let empty = drain::drain(scratch, &url, jobs).await?;
-    report.plain(engine, "drain, nothing else stored", empty.rate, "jobs/s");
+    report.plain(database, "drain, nothing else stored", empty.rate, "jobs/s");
 
     let url = scratch.fresh().await?;
-    eprintln!("{engine}: storing {finished} finished jobs");
+    eprintln!("{database}: storing {finished} finished jobs");
     submit::fill(&url, 1_000).await?;
     match scratch {
         Scratch::Sqlite { .. } => finish_sqlite(url.trim_start_matches("sqlite:"), finished)?,
         Scratch::Postgres { .. } => finish_postgres(&url, finished).await?,
     }
-    eprintln!("{engine}: storing {BACKLOG} waiting jobs");
+    eprintln!("{database}: storing {BACKLOG} waiting jobs");
     submit::fill(&url, BACKLOG).await?;
     let full = drain::drain(scratch, &url, jobs).await?;
-    report.against(engine, "drain, 1 M waiting, 10 M finished", full.rate, "jobs/s", empty.rate, Some(0.8));
+    report.against(database, "drain, 1 M waiting, 10 M finished", full.rate, "jobs/s", empty.rate, Some(0.8));
     lists(scratch, &url, report).await
 }
 
-/// Inserts the rows of finished jobs, spread over the last six days.
+/// Ids and end times of finished jobs, spread over the last six days.
 struct Finished {
     ids: Vec<Uuid>,
     times: Vec<i64>,
@@ -119,7 +119,7 @@ async fn finish_postgres(url: &str, total: usize) -> Result<()> {
 }
 
 async fn lists(scratch: &Scratch, url: &str, report: &mut Report) -> Result<()> {
-    let engine = scratch.engine();
+    let database = scratch.database_kind();
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     // Runs no worker, so that lists are measured on a quiet server.
     let server = std::process::Command::new(std::env::current_exe()?)
@@ -137,7 +137,7 @@ async fn lists(scratch: &Scratch, url: &str, report: &mut Report) -> Result<()> 
     }
     let newest: serde_json::Value = client.get(format!("{base}/api/v1/jobs?limit=1")).send().await?.json().await?;
     let some_id = newest["jobs"][0]["id"].as_str().unwrap_or_default().to_owned();
-    let half = faena_domain::Timestamp::now().plus_ms(-3 * 24 * 3_600_000);
+    let three_days_ago = faena_domain::Timestamp::now().plus_ms(-3 * 24 * 3_600_000);
     for query in [
         "limit=20".to_owned(),
         "status=COMPLETED".into(),
@@ -148,7 +148,7 @@ async fn lists(scratch: &Scratch, url: &str, report: &mut Report) -> Result<()> 
         "q=noop&page=50".into(),
         "tag=nothing".into(),
         format!("correlationId={some_id}"),
-        format!("status=COMPLETED&createdBefore={half}"),
+        format!("status=COMPLETED&createdBefore={three_days_ago}"),
     ] {
         let mut worst: f64 = 0.0;
         for _ in 0..5 {
@@ -159,28 +159,28 @@ async fn lists(scratch: &Scratch, url: &str, report: &mut Report) -> Result<()> 
             let took = started.elapsed().as_secs_f64() * 1_000.0;
             worst = worst.max(took);
         }
-        report.at_most(engine, &format!("GET /jobs?{query}, worst of 5"), worst, "ms", 50.0);
+        report.at_most(database, &format!("GET /jobs?{query}, worst of 5"), worst, "ms", 50.0);
     }
     Ok(())
 }
 
 pub async fn held_snapshot(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     const JOBS: usize = 600_000;
-    let engine = scratch.engine();
+    let database = scratch.database_kind();
     let url = scratch.fresh().await?;
     submit::fill(&url, JOBS).await?;
-    let holder = connect(&url).await?;
-    holder.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM faena.lane").await?;
+    let snapshot_session = connect(&url).await?;
+    snapshot_session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM faena.lane").await?;
     let drained = drain::drain(scratch, &url, JOBS).await?;
-    holder.batch_execute("COMMIT").await?;
-    let watch = Watch::open(scratch, &url).await?;
-    anyhow::ensure!(watch.completed().await? == JOBS, "jobs were lost");
-    report.plain(engine, "drain under a held snapshot", drained.rate, "jobs/s");
+    snapshot_session.batch_execute("COMMIT").await?;
+    let counter = CompletionCounter::connect(scratch, &url).await?;
+    anyhow::ensure!(counter.completed().await? == JOBS, "jobs were lost");
+    report.plain(database, "drain under a held snapshot", drained.rate, "jobs/s");
     for (second, count) in drained.per_second.iter().enumerate() {
-        report.plain(engine, &format!("  second {}", second + 1), *count as f64, "jobs/s");
+        report.plain(database, &format!("  second {}", second + 1), *count as f64, "jobs/s");
     }
     if let (Some(first), Some(last)) = (drained.per_second.first(), drained.per_second.last()) {
-        report.against(engine, "last second beside the first", *last as f64, "jobs/s", *first as f64, Some(0.5));
+        report.against(database, "last second beside the first", *last as f64, "jobs/s", *first as f64, Some(0.5));
     }
     Ok(())
 }

@@ -10,17 +10,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use axum::{Router, http::StatusCode, routing::post};
+use axum::{Router, http::StatusCode, routing::post, serve::ListenerExt};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tokio_util::sync::CancellationToken;
 
-use super::{drain::Server, limit_sqlite::PAYLOAD};
-use crate::http;
+use super::{baseline_sqlite::PAYLOAD, drain::Server};
 
-const SECONDS: u64 = 4;
+const MEASURED_SECONDS: u64 = 4;
 
 /// A server in a separate process, so that the load does not share its threads. Killed on drop.
 pub struct Target {
@@ -31,24 +29,30 @@ pub struct Target {
 impl Target {
     /// Starts a server that only reads the body and answers 201: the cost of HTTP alone.
     pub async fn bare() -> Result<Target> {
-        Target::start(|port| vec!["bench".into(), "--bare-server".into(), port.to_string()]).await
+        Target::start(|port| vec!["bench".into(), "--bare-server".into(), port.to_string()], &[]).await
     }
 
     /// Starts Faena with the API and without a worker.
     pub async fn faena(url: &str) -> Result<Target> {
-        Target::start(|port| {
+        Target::faena_with(url, &[]).await
+    }
+
+    /// Starts Faena with settings in its environment.
+    pub async fn faena_with(url: &str, environment: &[(&str, &str)]) -> Result<Target> {
+        let arguments = |port: u16| {
             ["serve", "--roles", "api,engine", "--port", &port.to_string(), "--database-url", url]
                 .map(String::from)
                 .to_vec()
-        })
-        .await
+        };
+        Target::start(arguments, environment).await
     }
 
-    async fn start(arguments: impl FnOnce(u16) -> Vec<String>) -> Result<Target> {
+    async fn start(arguments: impl FnOnce(u16) -> Vec<String>, environment: &[(&str, &str)]) -> Result<Target> {
         let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let child = std::process::Command::new(std::env::current_exe()?)
             .args(arguments(address.port()))
             .env("LOG_LEVEL", "warn")
+            .envs(environment.iter().copied())
             .stdin(std::process::Stdio::null())
             .spawn()
             .context("cannot start the server")?;
@@ -69,25 +73,30 @@ pub async fn serve_bare(port: u16) -> Result<()> {
         post(|body: axum::body::Bytes| async move { (StatusCode::CREATED, format!("{{\"bytes\":{}}}", body.len())) }),
     );
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
-    http::serve(listener, router, CancellationToken::new()).await;
+    axum::serve(listener.tap_io(|stream| drop(stream.set_nodelay(true))), router).await?;
     Ok(())
 }
 
+/// Measures the requests per second of a server that does nothing else.
 pub async fn bare(connections: usize) -> Result<f64> {
     let target = Target::bare().await?;
-    for_a_while(target.address, connections).await
+    requests_per_second(target.address, connections, job_request()).await
 }
 
+/// Measures the submissions per second of Faena.
 pub async fn faena(url: &str, connections: usize) -> Result<f64> {
     let target = Target::faena(url).await?;
-    for_a_while(target.address, connections).await
+    requests_per_second(target.address, connections, job_request()).await
 }
 
-async fn for_a_while(address: SocketAddr, connections: usize) -> Result<f64> {
-    let body = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);
+fn job_request() -> Arc<[u8]> {
+    request("/api/v1/jobs", &format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#))
+}
+
+/// Repeats a request for a few seconds. Returns the requests per second.
+pub async fn requests_per_second(address: SocketAddr, connections: usize, request: Arc<[u8]>) -> Result<f64> {
     let done = Arc::new(AtomicUsize::new(0));
-    let deadline = Instant::now() + Duration::from_secs(SECONDS);
-    let request = request("/api/v1/jobs", &body);
+    let deadline = Instant::now() + Duration::from_secs(MEASURED_SECONDS);
     let started = Instant::now();
     let callers: Vec<_> = (0..connections)
         .map(|_| {
@@ -117,14 +126,14 @@ pub async fn load(
     body: &str,
 ) -> Result<Duration> {
     let request = request(path, body);
-    let left = Arc::new(AtomicUsize::new(requests));
+    let remaining = Arc::new(AtomicUsize::new(requests));
     let started = Instant::now();
     let callers: Vec<_> = (0..connections)
         .map(|_| {
-            let (request, left) = (request.clone(), left.clone());
+            let (request, remaining) = (request.clone(), remaining.clone());
             tokio::spawn(async move {
                 let mut connection = Connection::open(address).await?;
-                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
+                while remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
                     connection.call(&request).await?;
                 }
                 anyhow::Ok(())
@@ -158,8 +167,15 @@ impl Connection {
         Ok(Connection { stream, buffer: Vec::with_capacity(4_096) })
     }
 
-    /// Sends a request and reads the whole response.
+    /// Sends a request and reads the whole response, which must be a success.
     pub async fn call(&mut self, request: &[u8]) -> Result<Vec<u8>> {
+        let (status, body) = self.exchange(request).await?;
+        ensure!((200..300).contains(&status), "the server answered {status}: {}", String::from_utf8_lossy(&body));
+        Ok(body)
+    }
+
+    /// Sends a request and reads the whole response. Returns its status and body.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<(u16, Vec<u8>)> {
         self.stream.write_all(request).await?;
         self.buffer.clear();
         loop {
@@ -167,13 +183,13 @@ impl Connection {
             ensure!(count > 0, "the server closed the connection");
             if let Some(end) = find(&self.buffer, b"\r\n\r\n") {
                 let head = std::str::from_utf8(&self.buffer[..end])?;
-                ensure!(head.starts_with("HTTP/1.1 2"), "the server refused: {}", head.lines().next().unwrap_or(""));
+                let status = head.get(9..12).and_then(|status| status.parse().ok()).context("no status")?;
                 let length: usize = head
                     .lines()
                     .find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok())
                     .context("the response has no content-length")?;
                 if self.buffer.len() >= end + 4 + length {
-                    return Ok(self.buffer[end + 4..end + 4 + length].to_vec());
+                    return Ok((status, self.buffer[end + 4..end + 4 + length].to_vec()));
                 }
             }
         }

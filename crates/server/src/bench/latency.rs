@@ -7,7 +7,7 @@ use faena_domain::{JobState, NewJob, Timestamp};
 use faena_engine::{Engine, EngineConfig};
 use hdrhistogram::Histogram;
 
-use super::{limit_sqlite::PAYLOAD, submit};
+use super::{baseline_sqlite::PAYLOAD, submit};
 
 pub struct Latency {
     pub accepted_p50_ms: f64,
@@ -30,7 +30,7 @@ pub async fn measure(url: &str) -> Result<Latency> {
         let (began, started) = tokio::join!(
             async {
                 let sent_at = Instant::now();
-                engine.submit(vec![job], Timestamp::now()).await.map(|_| (sent_at, Instant::now()))
+                engine.submit(vec![job], "bench", Timestamp::now()).await.map(|_| (sent_at, Instant::now()))
             },
             async {
                 loop {

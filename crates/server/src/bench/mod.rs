@@ -1,14 +1,15 @@
-//! `faena bench`: measures Faena and the limit of this machine in one run.
+//! `faena bench`: measures Faena and a baseline in one run.
 //!
-//! The limit is a bare loop over similar tables without Faena: the best the database can deliver. Ratios to the limit are
-//! comparable between machines; jobs per second are not.
+//! The baseline (`limit` in the output) is a bare loop over similar tables without Faena: the best that the database can
+//! deliver. Ratios to the baseline are comparable between machines; jobs per second are not.
 
+mod connections;
 mod drain;
 mod history;
 mod http_load;
 mod latency;
-mod limit_postgres;
-mod limit_sqlite;
+mod baseline_postgres;
+mod baseline_sqlite;
 mod limits;
 mod outbox;
 mod report;
@@ -58,6 +59,9 @@ pub struct Arguments {
     /// Measure only 100 000 schedules that are due at the same time
     #[arg(long)]
     schedules: bool,
+    /// Measure only API keys, 10 000 idle and 1 000 busy connections, and a flooding client
+    #[arg(long)]
+    connections: bool,
     /// Measure only the outbox relay to RabbitMQ
     #[arg(long)]
     outbox: bool,
@@ -97,6 +101,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             limits::limits(scratch, arguments.jobs, &mut report).await
         } else if arguments.schedules {
             schedules::schedules(scratch, &mut report).await
+        } else if arguments.connections {
+            connections::connections(scratch, &mut report).await
         } else if arguments.outbox {
             outbox::outbox(scratch, &broker(&arguments)?, arguments.events, &mut report).await
         } else if arguments.history {
@@ -122,43 +128,43 @@ fn broker(arguments: &Arguments) -> Result<String> {
 }
 
 async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) -> Result<()> {
-    let engine = scratch.engine();
+    let database = scratch.database_kind();
     let jobs = arguments.jobs;
-    eprintln!("{engine}: the limit");
-    let limit = match scratch {
-        Scratch::Sqlite { .. } => limit_sqlite::run(&scratch.limit_url(), jobs)?,
-        Scratch::Postgres { .. } => limit_postgres::run(&scratch.limit_url(), jobs).await?,
+    eprintln!("{database}: the limit");
+    let baseline = match scratch {
+        Scratch::Sqlite { .. } => baseline_sqlite::run(&scratch.baseline_url(), jobs)?,
+        Scratch::Postgres { .. } => baseline_postgres::run(&scratch.baseline_url(), jobs).await?,
     };
-    report.plain(engine, "limit: insert", limit.insert, "jobs/s");
-    report.plain(engine, "limit: drain", limit.drain, "jobs/s");
+    report.plain(database, "limit: insert", baseline.insert, "jobs/s");
+    report.plain(database, "limit: drain", baseline.drain, "jobs/s");
 
-    eprintln!("{engine}: bulk submit");
+    eprintln!("{database}: bulk submit");
     let bulk = submit::bulk(&scratch.fresh().await?, jobs).await?;
-    report.against(engine, "bulk submit, 2 x 1000", bulk, "jobs/s", limit.insert, Some(0.5));
+    report.against(database, "bulk submit, 2 x 1000", bulk, "jobs/s", baseline.insert, Some(0.5));
     let over_http = submit::bulk_http(&scratch.fresh().await?, jobs / 3).await?;
-    report.against(engine, "bulk submit over HTTP, 2 x 1000", over_http, "jobs/s", limit.insert, None);
+    report.against(database, "bulk submit over HTTP, 2 x 1000", over_http, "jobs/s", baseline.insert, None);
 
-    eprintln!("{engine}: drain");
+    eprintln!("{database}: drain");
     let url = scratch.fresh().await?;
     submit::fill(&url, jobs).await?;
     let drained = drain::drain(scratch, &url, jobs).await?;
-    report.against(engine, "drain, no-op, history kept", drained.rate, "jobs/s", limit.drain, Some(0.5));
-    report.at_most(engine, "memory after the drain", drained.resident_mib, "MiB", 64.0);
-    report.plain(engine, "written per job, drain", drained.bytes_per_job, "bytes");
+    report.against(database, "drain, no-op, history kept", drained.rate, "jobs/s", baseline.drain, Some(0.5));
+    report.at_most(database, "memory after the drain", drained.resident_mib, "MiB", 64.0);
+    report.plain(database, "written per job, drain", drained.bytes_per_job, "bytes");
 
-    eprintln!("{engine}: steady flow, {} s", arguments.seconds);
+    eprintln!("{database}: steady flow, {} s", arguments.seconds);
     let flow = submit::steady(&scratch.fresh().await?, arguments.seconds).await?;
-    report.plain(engine, "steady flow: submitted", flow.submitted, "jobs/s");
-    report.plain(engine, "steady flow: drained", flow.drained, "jobs/s");
+    report.plain(database, "steady flow: submitted", flow.submitted, "jobs/s");
+    report.plain(database, "steady flow: drained", flow.drained, "jobs/s");
 
-    eprintln!("{engine}: single submits over HTTP");
+    eprintln!("{database}: single submits over HTTP");
     for connections in [1, 16, 64] {
         let bare = http_load::bare(connections).await?;
-        report.plain(engine, &format!("bare 201 server, {connections} connections"), bare, "requests/s");
+        report.plain(database, &format!("bare 201 server, {connections} connections"), bare, "requests/s");
         let faena = http_load::faena(&scratch.fresh().await?, connections).await?;
         let goal = (connections == 64).then_some(0.3);
         report.against(
-            engine,
+            database,
             &format!("POST /api/v1/jobs, {connections} connections"),
             faena,
             "requests/s",
@@ -167,12 +173,12 @@ async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) 
         );
     }
 
-    eprintln!("{engine}: latency");
+    eprintln!("{database}: latency");
     let latency = latency::measure(&scratch.fresh().await?).await?;
-    let goal_ms = if engine == "sqlite" { 1.5 } else { 3.0 };
-    report.at_most(engine, "accepted to started, p50", latency.accepted_p50_ms, "ms", goal_ms);
-    report.plain(engine, "accepted to started, p99", latency.accepted_p99_ms, "ms");
-    report.plain(engine, "sent to started, p50", latency.sent_p50_ms, "ms");
-    report.plain(engine, "sent to started, p99", latency.sent_p99_ms, "ms");
+    let goal_ms = if database == "sqlite" { 1.5 } else { 3.0 };
+    report.at_most(database, "accepted to started, p50", latency.accepted_p50_ms, "ms", goal_ms);
+    report.plain(database, "accepted to started, p99", latency.accepted_p99_ms, "ms");
+    report.plain(database, "sent to started, p50", latency.sent_p50_ms, "ms");
+    report.plain(database, "sent to started, p99", latency.sent_p99_ms, "ms");
     Ok(())
 }

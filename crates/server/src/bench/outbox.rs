@@ -1,6 +1,6 @@
 //! Measures the outbox relay: events that RabbitMQ confirms per second through one relay and through two.
 //!
-//! The limit is the rate at which the broker confirms bare messages of the same size, published in batches of a thousand.
+//! The baseline is the rate at which the broker confirms bare messages of the same size, published in batches of a thousand.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +23,7 @@ use lapin::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{limit_sqlite::PAYLOAD, report::Report, scratch::Scratch, submit};
+use super::{baseline_sqlite::PAYLOAD, report::Report, scratch::Scratch, submit};
 
 const SINK: &str = "bench";
 /// Messages that a relay publishes at a time.
@@ -33,36 +33,36 @@ const BODY_BYTES: usize = 500;
 const GOAL: f64 = 5_000.0;
 
 pub async fn outbox(scratch: &mut Scratch, broker: &str, events: usize, report: &mut Report) -> Result<()> {
-    let engine = scratch.engine();
+    let database = scratch.database_kind();
     let broker_url = BrokerUrl::parse(broker).context("--broker")?;
-    let far_end = FarEnd::make(broker).await.with_context(|| format!("cannot use {broker_url}"))?;
+    let queue = BenchQueue::create(broker).await.with_context(|| format!("cannot use {broker_url}"))?;
     let measured = async {
-        eprintln!("{engine}: {events} events to RabbitMQ");
-        let bare = far_end.bare(events).await?;
-        report.plain(engine, "RabbitMQ, bare pipelined publishes", bare, "messages/s");
-        let relays: &[usize] = if engine == "sqlite" { &[1] } else { &[1, 2] };
+        eprintln!("{database}: {events} events to RabbitMQ");
+        let bare = queue.bare_publish_rate(events).await?;
+        report.plain(database, "RabbitMQ, bare pipelined publishes", bare, "messages/s");
+        let relays: &[usize] = if database == "sqlite" { &[1] } else { &[1, 2] };
         for count in relays {
             let url = scratch.fresh().await?;
             let waiting = fill(&url, events).await?;
-            let Relayed { rate, spent } = relayed(&url, &broker_url, &far_end.name, *count, waiting).await?;
-            far_end.purge().await?;
+            let RelayResult { rate, spent } = measure_relays(&url, &broker_url, &queue.name, *count, waiting).await?;
+            queue.purge().await?;
             let what = if *count == 1 { "1 relay".to_owned() } else { format!("{count} relays") };
-            report.against(engine, &format!("outbox, {what}, confirmed"), rate, "events/s", bare, None);
+            report.against(database, &format!("outbox, {what}, confirmed"), rate, "events/s", bare, None);
             if *count == 1 {
                 for (what, time) in
                     [("reading", spent.taking), ("publishing", spent.publishing), ("settling", spent.settling)]
                 {
                     let ms = time.as_secs_f64() * 1_000.0 / (waiting as f64 / BATCH as f64);
-                    report.plain(engine, &format!("outbox, {what} 1 000 events"), ms, "ms");
+                    report.plain(database, &format!("outbox, {what} 1 000 events"), ms, "ms");
                 }
-                report.at_least(engine, "outbox, 1 relay, goal", rate, "events/s", GOAL);
+                report.at_least(database, "outbox, 1 relay, goal", rate, "events/s", GOAL);
             }
         }
         anyhow::Ok(())
     };
     let result = measured.await;
     // Removes the exchange and the queue even if the measurement failed.
-    far_end.remove().await?;
+    queue.remove().await?;
     result
 }
 
@@ -71,40 +71,46 @@ async fn fill(url: &str, events: usize) -> Result<u64> {
     let store = submit::open(url).await?;
     let now = Timestamp::now();
     let until = now.plus_ms(24 * 3_600_000);
-    let want = EventSubscription {
+    let subscription = EventSubscription {
         name: SINK.into(),
         types: vec!["*".into()],
         mode: SubscriptionMode::Queue(OnRejected::Skip),
         until,
     };
-    store.event_subscribe(vec![want], now).await?;
-    let mut left = events / 2;
-    while left > 0 {
-        let count = left.min(BATCH);
+    store.event_subscribe(vec![subscription], now).await?;
+    let mut remaining = events / 2;
+    while remaining > 0 {
+        let count = remaining.min(BATCH);
         let jobs = (0..count).map(|_| NewJob { payload: PAYLOAD.into(), ..NewJob::new("noop") }).collect();
-        store.job_submit(jobs, Timestamp::now()).await?;
-        left -= count;
+        store.job_submit(jobs, None, Timestamp::now()).await?;
+        remaining -= count;
     }
-    let waiting = view(&*store).await?.0;
+    let waiting = pending_and_sent(&*store).await?.0;
     store.close().await;
     Ok(waiting)
 }
 
 /// Returns the number of waiting and of sent events.
-async fn view(store: &dyn Store) -> Result<(u64, u64)> {
+async fn pending_and_sent(store: &dyn Store) -> Result<(u64, u64)> {
     let sinks = store.outbox_sinks(Timestamp::now()).await?;
     let sink = sinks.into_iter().find(|sink| sink.name == SINK).context("the sink does not exist")?;
     ensure!(sink.down_reason.is_none(), "the broker is down: {}", sink.down_reason.unwrap_or_default());
     Ok((sink.pending, sink.sent))
 }
 
-struct Relayed {
+struct RelayResult {
     rate: f64,
     /// Time spent by the first relay.
     spent: TimeSpent,
 }
 
-async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, waiting: u64) -> Result<Relayed> {
+async fn measure_relays(
+    url: &str,
+    broker: &BrokerUrl,
+    exchange: &str,
+    relays: usize,
+    waiting: u64,
+) -> Result<RelayResult> {
     let mut engines: Vec<(Arc<Engine>, Arc<dyn Store>)> = Vec::new();
     let started = Instant::now();
     for _ in 0..relays {
@@ -133,7 +139,7 @@ async fn relayed(url: &str, broker: &BrokerUrl, exchange: &str, relays: usize, w
         engine.stop(CancellationToken::new()).await;
         store.close().await;
     }
-    Ok(Relayed { rate, spent })
+    Ok(RelayResult { rate, spent })
 }
 
 /// Starts a relay without a worker, so that no job runs.
@@ -148,14 +154,14 @@ fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
 }
 
 /// An exchange with one durable queue bound to every routing key.
-struct FarEnd {
+struct BenchQueue {
     _connection: Connection,
     channel: Channel,
     name: String,
 }
 
-impl FarEnd {
-    async fn make(url: &str) -> Result<FarEnd> {
+impl BenchQueue {
+    async fn create(url: &str) -> Result<BenchQueue> {
         let name = format!("faena-bench-{}", std::process::id());
         let connection = Connection::connect(url, ConnectionProperties::default()).await?;
         let channel = connection.create_channel().await?;
@@ -166,16 +172,16 @@ impl FarEnd {
         channel.queue_declare(name.as_str().into(), durable, FieldTable::default()).await?;
         let bind = QueueBindOptions::default();
         channel.queue_bind(name.as_str().into(), name.as_str().into(), "#".into(), bind, FieldTable::default()).await?;
-        Ok(FarEnd { _connection: connection, channel, name })
+        Ok(BenchQueue { _connection: connection, channel, name })
     }
 
     /// Publishes persistent messages and waits for their confirmations.
-    async fn bare(&self, count: usize) -> Result<f64> {
+    async fn bare_publish_rate(&self, count: usize) -> Result<f64> {
         let body = vec![b'x'; BODY_BYTES];
         let began = Instant::now();
-        let mut left = count;
-        while left > 0 {
-            let batch = left.min(BATCH);
+        let mut remaining = count;
+        while remaining > 0 {
+            let batch = remaining.min(BATCH);
             let mut confirms = VecDeque::with_capacity(batch);
             for _ in 0..batch {
                 let properties = BasicProperties::default().with_delivery_mode(2);
@@ -186,7 +192,7 @@ impl FarEnd {
             for confirm in confirms {
                 ensure!(confirm.await?.is_ack(), "the broker did not confirm a message");
             }
-            left -= batch;
+            remaining -= batch;
         }
         let rate = count as f64 / began.elapsed().as_secs_f64();
         self.purge().await?;

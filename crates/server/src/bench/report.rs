@@ -10,7 +10,7 @@ pub struct Report {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
-    engine: String,
+    database: String,
     what: String,
     value: f64,
     unit: String,
@@ -27,29 +27,37 @@ impl Report {
         Report::default()
     }
 
-    pub fn plain(&mut self, engine: &str, what: &str, value: f64, unit: &str) {
-        self.add(engine, what, value, unit, None, None, None);
+    pub fn plain(&mut self, database: &str, what: &str, value: f64, unit: &str) {
+        self.add(database, what, value, unit, None, None, None);
     }
 
-    /// Adds a result and its ratio to a limit of the same run. `goal` is the ratio to reach.
-    pub fn against(&mut self, engine: &str, what: &str, value: f64, unit: &str, limit: f64, goal: Option<f64>) {
-        let ratio = value / limit;
+    /// Adds a result and its ratio to a baseline of the same run. `goal` is the ratio to reach.
+    pub fn against(&mut self, database: &str, what: &str, value: f64, unit: &str, baseline: f64, goal: Option<f64>) {
+        let ratio = value / baseline;
         let reached = goal.map(|goal| ratio >= goal);
-        self.add(engine, what, value, unit, Some(ratio), goal.map(|goal| format!(">= {:.0} %", goal * 100.0)), reached);
+        self.add(
+            database,
+            what,
+            value,
+            unit,
+            Some(ratio),
+            goal.map(|goal| format!(">= {:.0} %", goal * 100.0)),
+            reached,
+        );
     }
 
-    pub fn at_most(&mut self, engine: &str, what: &str, value: f64, unit: &str, goal: f64) {
-        self.add(engine, what, value, unit, None, Some(format!("<= {goal} {unit}")), Some(value <= goal));
+    pub fn at_most(&mut self, database: &str, what: &str, value: f64, unit: &str, goal: f64) {
+        self.add(database, what, value, unit, None, Some(format!("<= {goal} {unit}")), Some(value <= goal));
     }
 
-    pub fn at_least(&mut self, engine: &str, what: &str, value: f64, unit: &str, goal: f64) {
-        self.add(engine, what, value, unit, None, Some(format!(">= {goal} {unit}")), Some(value >= goal));
+    pub fn at_least(&mut self, database: &str, what: &str, value: f64, unit: &str, goal: f64) {
+        self.add(database, what, value, unit, None, Some(format!(">= {goal} {unit}")), Some(value >= goal));
     }
 
     #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
     fn add(
         &mut self,
-        engine: &str,
+        database: &str,
         what: &str,
         value: f64,
         unit: &str,
@@ -57,7 +65,7 @@ impl Report {
         goal: Option<String>,
         reached: Option<bool>,
     ) {
-        let row = Row { engine: engine.into(), what: what.into(), value, unit: unit.into(), ratio, goal, reached };
+        let row = Row { database: database.into(), what: what.into(), value, unit: unit.into(), ratio, goal, reached };
         eprintln!("  {what}: {} {unit}", number(value));
         self.rows.push(row);
     }
@@ -65,10 +73,10 @@ impl Report {
     pub fn print(&self) {
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-        table.set_header(["engine", "measurement", "value", "of the limit", "goal", "result"]);
+        table.set_header(["database", "measurement", "value", "of the limit", "goal", "result"]);
         for row in &self.rows {
             table.add_row([
-                row.engine.clone(),
+                row.database.clone(),
                 row.what.clone(),
                 format!("{} {}", number(row.value), row.unit),
                 row.ratio.map(|ratio| format!("{:.0} %", ratio * 100.0)).unwrap_or_default(),

@@ -11,7 +11,7 @@ use faena_store::Store;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::{
-    limit_sqlite::{PAYLOAD, rate},
+    baseline_sqlite::{PAYLOAD, rate},
     report::Report,
     scratch::Scratch,
     submit,
@@ -23,17 +23,17 @@ const BATCH: usize = 1_000;
 const GOAL_SECONDS: f64 = 10.0;
 
 pub async fn schedules(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
-    let engine = scratch.engine();
-    eprintln!("{engine}: bulk submit of {SCHEDULES} jobs");
+    let database = scratch.database_kind();
+    eprintln!("{database}: bulk submit of {SCHEDULES} jobs");
     let bulk = submit::bulk(&scratch.fresh().await?, SCHEDULES).await?;
-    report.plain(engine, "bulk submit, 2 x 1000", bulk, "jobs/s");
+    report.plain(database, "bulk submit, 2 x 1000", bulk, "jobs/s");
 
-    for (words, cron) in [("cron in a zone", Some("* * * * *")), ("intervals", None)] {
-        eprintln!("{engine}: {SCHEDULES} schedules, {words}");
+    for (timing, cron) in [("cron in a zone", Some("* * * * *")), ("intervals", None)] {
+        eprintln!("{database}: {SCHEDULES} schedules, {timing}");
         let store = submit::open(&scratch.fresh().await?).await?;
         let started = Instant::now();
         let due = fill(&store, cron).await?;
-        report.plain(engine, &format!("schedules created, {words}"), rate(SCHEDULES, started), "schedules/s");
+        report.plain(database, &format!("schedules created, {timing}"), rate(SCHEDULES, started), "schedules/s");
         let started = Instant::now();
         let mut fired = 0;
         loop {
@@ -45,8 +45,8 @@ pub async fn schedules(scratch: &mut Scratch, report: &mut Report) -> Result<()>
         }
         let seconds = started.elapsed().as_secs_f64();
         anyhow::ensure!(fired == SCHEDULES, "{fired} of {SCHEDULES} schedules fired");
-        report.at_most(engine, &format!("{SCHEDULES} due together, fired in, {words}"), seconds, "s", GOAL_SECONDS);
-        report.against(engine, &format!("fired, {words}"), rate(SCHEDULES, started), "jobs/s", bulk, None);
+        report.at_most(database, &format!("{SCHEDULES} due together, fired in, {timing}"), seconds, "s", GOAL_SECONDS);
+        report.against(database, &format!("fired, {timing}"), rate(SCHEDULES, started), "jobs/s", bulk, None);
         store.close().await;
     }
     Ok(())
@@ -66,14 +66,14 @@ async fn fill(store: &Arc<dyn Store>, cron: Option<&str>) -> Result<Timestamp> {
         job: JobTemplate { kind: "noop".into(), payload: PAYLOAD.into(), ..JobTemplate::default() },
         ..ScheduleSpec::default()
     };
-    let made = stream::iter(0..SCHEDULES).map(|_| {
-        let timed = Schedule::new(spec.clone(), &JobLimits::default(), now);
+    let creations = stream::iter(0..SCHEDULES).map(|_| {
+        let compiled = Schedule::new(spec.clone(), &JobLimits::default(), now);
         async move {
-            let timed = timed.map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
-            store.schedule_create(timed.schedule, "bench", now).await?;
+            let compiled = compiled.map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
+            store.schedule_create(compiled.schedule, "bench", now).await?;
             anyhow::Ok(())
         }
     });
-    made.buffer_unordered(256).try_collect::<()>().await?;
+    creations.buffer_unordered(256).try_collect::<()>().await?;
     Ok(now.plus_ms(60_000))
 }

@@ -6,24 +6,24 @@ use anyhow::{Context, Result};
 use tokio_postgres::NoTls;
 
 pub enum Scratch {
-    Sqlite { folder: std::path::PathBuf, made: usize },
-    Postgres { server: String, made: Vec<String> },
+    Sqlite { folder: std::path::PathBuf, created: usize },
+    Postgres { server: String, created: Vec<String> },
 }
 
 impl Scratch {
     pub fn sqlite(folder: Option<&Path>) -> Result<Scratch> {
         let base = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let folder = base.join(format!("faena-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Scratch::Sqlite { folder, made: 0 })
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        Ok(Scratch::Sqlite { folder, created: 0 })
     }
 
     pub async fn postgres(server: &str) -> Result<Scratch> {
         connect(server).await.context("cannot reach the server of --postgres")?;
-        Ok(Scratch::Postgres { server: server.into(), made: Vec::new() })
+        Ok(Scratch::Postgres { server: server.into(), created: Vec::new() })
     }
 
-    pub fn engine(&self) -> &'static str {
+    pub fn database_kind(&self) -> &'static str {
         match self {
             Scratch::Sqlite { .. } => "sqlite",
             Scratch::Postgres { .. } => "postgres",
@@ -33,15 +33,15 @@ impl Scratch {
     /// Returns the URL of an unused database. Removes the previous ones, which would occupy the page cache.
     pub async fn fresh(&mut self) -> Result<String> {
         match self {
-            Scratch::Sqlite { folder, made } => {
+            Scratch::Sqlite { folder, created } => {
                 let _ = std::fs::remove_dir_all(&*folder);
                 std::fs::create_dir_all(&*folder)?;
-                *made += 1;
-                Ok(format!("sqlite:{}/{made}.db", folder.display()))
+                *created += 1;
+                Ok(format!("sqlite:{}/{created}.db", folder.display()))
             }
-            Scratch::Postgres { server, made } => {
+            Scratch::Postgres { server, created } => {
                 let client = connect(server).await?;
-                for name in made.drain(..) {
+                for name in created.drain(..) {
                     client.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
                 }
                 let name = format!("faena_bench_{}_{}", std::process::id(), uuid::Uuid::new_v4().simple());
@@ -50,16 +50,16 @@ impl Scratch {
                 client.batch_execute("CHECKPOINT").await?;
                 let mut url = url::Url::parse(server)?;
                 url.set_path(&name);
-                made.push(name);
+                created.push(name);
                 Ok(url.to_string())
             }
         }
     }
 
-    /// Returns the URL of the database for the limit.
-    pub fn limit_url(&self) -> String {
+    /// Returns the URL of the database for the baseline.
+    pub fn baseline_url(&self) -> String {
         match self {
-            Scratch::Sqlite { folder, .. } => folder.join("limit.db").display().to_string(),
+            Scratch::Sqlite { folder, .. } => folder.join("baseline.db").display().to_string(),
             Scratch::Postgres { server, .. } => server.clone(),
         }
     }
@@ -69,9 +69,9 @@ impl Scratch {
             Scratch::Sqlite { folder, .. } => {
                 let _ = std::fs::remove_dir_all(&*folder);
             }
-            Scratch::Postgres { server, made } => {
+            Scratch::Postgres { server, created } => {
                 let client = connect(server).await?;
-                for name in made.drain(..) {
+                for name in created.drain(..) {
                     client.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
                 }
             }

@@ -1,4 +1,4 @@
-//! Measures bulk submits, and submits while the worker drains.
+//! Measures bulk submits, and submits while the built-in worker runs jobs.
 
 use std::{
     sync::{
@@ -14,8 +14,8 @@ use faena_engine::{Engine, EngineConfig};
 use faena_store::{Store, StoreOptions, Tally};
 
 use super::{
+    baseline_sqlite::{PAYLOAD, rate},
     http_load,
-    limit_sqlite::{PAYLOAD, rate},
 };
 
 const BATCH: usize = 1_000;
@@ -30,18 +30,18 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
 
 /// Submits from two callers in batches of 1 000.
 pub async fn bulk(url: &str, jobs: usize) -> Result<f64> {
-    bulk_of(url, jobs, "noop").await
+    bulk_with_type(url, jobs, "noop").await
 }
 
-async fn bulk_of(url: &str, jobs: usize, kind: &'static str) -> Result<f64> {
+async fn bulk_with_type(url: &str, jobs: usize, kind: &'static str) -> Result<f64> {
     let store = open(url).await?;
-    let left = Arc::new(AtomicUsize::new(jobs.div_ceil(BATCH)));
+    let remaining = Arc::new(AtomicUsize::new(jobs.div_ceil(BATCH)));
     let started = Instant::now();
     let callers = (0..2).map(|_| {
-        let (store, left) = (store.clone(), left.clone());
+        let (store, remaining) = (store.clone(), remaining.clone());
         tokio::spawn(async move {
-            while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
-                store.job_submit(batch(BATCH, kind), Timestamp::now()).await?;
+            while remaining.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
+                store.job_submit(batch(BATCH, kind), None, Timestamp::now()).await?;
             }
             anyhow::Ok(())
         })
@@ -59,8 +59,8 @@ pub async fn fill(url: &str, jobs: usize) -> Result<()> {
 }
 
 /// Submits jobs of the given type.
-pub async fn fill_of(url: &str, jobs: usize, kind: &'static str) -> Result<()> {
-    bulk_of(url, jobs, kind).await.map(|_| ())
+pub async fn fill_with_type(url: &str, jobs: usize, kind: &'static str) -> Result<()> {
+    bulk_with_type(url, jobs, kind).await.map(|_| ())
 }
 
 /// Submits jobs with concurrency keys.
@@ -72,7 +72,7 @@ pub async fn fill_keyed(url: &str, jobs: usize, kind: &str, key: impl Fn(usize) 
             job.kind = kind.to_owned();
             job.options.concurrency_key = Some(key(first + n));
         }
-        store.job_submit(part, Timestamp::now()).await?;
+        store.job_submit(part, None, Timestamp::now()).await?;
     }
     store.close().await;
     Ok(())
@@ -81,8 +81,8 @@ pub async fn fill_keyed(url: &str, jobs: usize, kind: &str, key: impl Fn(usize) 
 /// Submits in bulk over HTTP.
 pub async fn bulk_http(url: &str, jobs: usize) -> Result<f64> {
     let server = http_load::Target::faena(url).await?;
-    let one = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);
-    let body = format!(r#"{{"jobs":[{}]}}"#, vec![one; BATCH].join(","));
+    let job = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);
+    let body = format!(r#"{{"jobs":[{}]}}"#, vec![job; BATCH].join(","));
     let requests = jobs.div_ceil(BATCH);
     let took = http_load::load(server.address, 2, requests, "/api/v1/jobs/batch", &body).await?;
     Ok((requests * BATCH) as f64 / took.as_secs_f64())
@@ -104,7 +104,7 @@ pub async fn steady(url: &str, seconds: u64) -> Result<Flow> {
             let (store, stop, submitted) = (store.clone(), stop.clone(), submitted.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    store.job_submit(batch(BATCH, "noop"), Timestamp::now()).await?;
+                    store.job_submit(batch(BATCH, "noop"), None, Timestamp::now()).await?;
                     submitted.fetch_add(BATCH, Ordering::Relaxed);
                 }
                 anyhow::Ok(())

@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    drain::{self, Watch},
+    drain::{self, CompletionCounter},
     http_load::Target,
     report::Report,
     scratch::Scratch,
@@ -24,54 +24,54 @@ use super::{
 const JOBS: usize = 100_000;
 const WORKERS: usize = 4;
 const CONCURRENCY: u32 = 500;
-const KIND: &str = "bench.remote";
+const JOB_TYPE: &str = "bench.remote";
 const CONNECTED: usize = 1_000;
 
 pub async fn workers(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
-    let engine = scratch.engine();
-    eprintln!("{engine}: the built-in worker");
+    let database = scratch.database_kind();
+    eprintln!("{database}: the built-in worker");
     let url = scratch.fresh().await?;
     submit::fill(&url, JOBS).await?;
     let built_in = drain::drain(scratch, &url, JOBS).await?.rate;
-    report.plain(engine, "drain, built-in worker", built_in, "jobs/s");
+    report.plain(database, "drain, built-in worker", built_in, "jobs/s");
 
-    eprintln!("{engine}: {WORKERS} remote workers with {CONCURRENCY} slots each");
-    let by_websocket = remote(scratch, Stream::WebSocket).await?;
-    report.against(engine, "drain, 4 workers by WebSocket (SDK)", by_websocket, "jobs/s", built_in, Some(0.4));
-    let by_grpc = remote(scratch, Stream::Grpc).await?;
-    report.against(engine, "drain, 4 workers by gRPC", by_grpc, "jobs/s", built_in, Some(0.4));
+    eprintln!("{database}: {WORKERS} remote workers with {CONCURRENCY} slots each");
+    let by_websocket = remote(scratch, WorkerKind::WebSocket).await?;
+    report.against(database, "drain, 4 workers by WebSocket (SDK)", by_websocket, "jobs/s", built_in, Some(0.4));
+    let by_grpc = remote(scratch, WorkerKind::Grpc).await?;
+    report.against(database, "drain, 4 workers by gRPC", by_grpc, "jobs/s", built_in, Some(0.4));
 
-    eprintln!("{engine}: {CONNECTED} connected workers");
+    eprintln!("{database}: {CONNECTED} connected workers");
     let kib = memory(&scratch.fresh().await?).await?;
-    report.plain(engine, "memory per connected WebSocket worker", kib, "KiB");
-    let by_many = remote(scratch, Stream::ManySmall).await?;
-    report.against(engine, "drain, 1000 workers with one slot, WebSocket", by_many, "jobs/s", built_in, None);
+    report.plain(database, "memory per connected WebSocket worker", kib, "KiB");
+    let by_many = remote(scratch, WorkerKind::SingleSlot).await?;
+    report.against(database, "drain, 1000 workers with one slot, WebSocket", by_many, "jobs/s", built_in, None);
     Ok(())
 }
 
 #[derive(Clone, Copy)]
-enum Stream {
+enum WorkerKind {
     WebSocket,
     Grpc,
     /// Workers with one slot, as a simple script would be.
-    ManySmall,
+    SingleSlot,
 }
 
-async fn remote(scratch: &mut Scratch, stream: Stream) -> Result<f64> {
+async fn remote(scratch: &mut Scratch, kind: WorkerKind) -> Result<f64> {
     let url = scratch.fresh().await?;
-    submit::fill_of(&url, JOBS, KIND).await?;
+    submit::fill_with_type(&url, JOBS, JOB_TYPE).await?;
     let target = Target::faena(&url).await?;
-    let watch = Watch::open(scratch, &url).await?;
+    let counter = CompletionCounter::connect(scratch, &url).await?;
     let stop = CancellationToken::new();
     let mut tasks = Vec::new();
-    let count = if matches!(stream, Stream::ManySmall) { CONNECTED } else { WORKERS };
+    let count = if matches!(kind, WorkerKind::SingleSlot) { CONNECTED } else { WORKERS };
     for _ in 0..count {
         let (stop, address) = (stop.clone(), format!("http://{}", target.address));
         tasks.push(tokio::spawn(async move {
-            match stream {
-                Stream::WebSocket => sdk_worker(address, stop).await,
-                Stream::Grpc => grpc_worker(address, stop).await,
-                Stream::ManySmall => small_worker(address, stop).await,
+            match kind {
+                WorkerKind::WebSocket => sdk_worker(address, stop).await,
+                WorkerKind::Grpc => grpc_worker(address, stop).await,
+                WorkerKind::SingleSlot => single_slot_worker(address, stop).await,
             }
         }));
     }
@@ -79,15 +79,15 @@ async fn remote(scratch: &mut Scratch, stream: Stream) -> Result<f64> {
     let mut first = 0;
     while first == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        first = watch.completed().await?;
-        ensure!(Instant::now() < deadline, "no job completed");
+        first = counter.completed().await?;
+        ensure!(Instant::now() < deadline, "no job completed within 120 s");
     }
     let started = Instant::now();
     let mut done = first;
     while done < JOBS {
         tokio::time::sleep(Duration::from_millis(5)).await;
-        done = watch.completed().await?;
-        ensure!(Instant::now() < deadline, "the workers stopped at {done} of {JOBS}");
+        done = counter.completed().await?;
+        ensure!(Instant::now() < deadline, "timed out after 120 s: {done} of {JOBS} jobs completed");
     }
     let rate = (done - first) as f64 / started.elapsed().as_secs_f64();
     stop.cancel();
@@ -101,7 +101,7 @@ async fn sdk_worker(url: String, stop: CancellationToken) -> Result<()> {
     faena::Worker::new()
         .url(url)
         .concurrency(CONCURRENCY)
-        .handle(KIND, async |_: faena::Context, _: serde_json::Value| Ok::<_, faena::JobError>(()))
+        .handle(JOB_TYPE, async |_: faena::Context, _: serde_json::Value| Ok::<_, faena::JobError>(()))
         .run_until(stop.cancelled_owned())
         .await
         .context("a worker ended")
@@ -111,7 +111,8 @@ async fn grpc_worker(url: String, stop: CancellationToken) -> Result<()> {
     let channel = tonic::transport::Endpoint::from_shared(url)?.connect().await?;
     let (sender, receiver) = mpsc::channel::<ConnectRequest>(2_048);
     let request = |message| ConnectRequest { message: Some(message) };
-    let register = Register { capabilities: vec![KIND.into()], concurrency: Some(CONCURRENCY), ..Register::default() };
+    let register =
+        Register { capabilities: vec![JOB_TYPE.into()], concurrency: Some(CONCURRENCY), ..Register::default() };
     sender.send(request(Outgoing::Register(register))).await?;
     let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async move {
         let message = receiver.recv().await?;
@@ -132,7 +133,7 @@ async fn grpc_worker(url: String, stop: CancellationToken) -> Result<()> {
     }
 }
 
-async fn small_worker(url: String, stop: CancellationToken) -> Result<()> {
+async fn single_slot_worker(url: String, stop: CancellationToken) -> Result<()> {
     let mut socket = connect(&format!("{}/api/v1/workers/connect", url.replace("http:", "ws:")), 1).await?;
     loop {
         let message = tokio::select! { () = stop.cancelled() => return Ok(()), message = socket.next() => message };
@@ -150,7 +151,7 @@ async fn small_worker(url: String, stop: CancellationToken) -> Result<()> {
 async fn memory(url: &str) -> Result<f64> {
     let target = Target::faena(url).await?;
     let address = format!("ws://{}/api/v1/workers/connect", target.address);
-    // The first workers make the server allocate what all share.
+    // The first workers make the server allocate memory that all workers share.
     let mut connections = Vec::new();
     for _ in 0..20 {
         connections.push(connect(&address, 10).await?);
@@ -168,7 +169,7 @@ type Socket = tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStre
 
 async fn connect(address: &str, concurrency: u32) -> Result<Socket> {
     let (mut socket, _) = tokio_tungstenite::connect_async(address).await?;
-    let register = serde_json::json!({"type": "register", "capabilities": [KIND], "concurrency": concurrency});
+    let register = serde_json::json!({"type": "register", "capabilities": [JOB_TYPE], "concurrency": concurrency});
     socket.send(Message::text(register.to_string())).await?;
     let answer = socket.next().await.context("no answer")??;
     ensure!(answer.to_text()?.contains("registered"), "{answer}");

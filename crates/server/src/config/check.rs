@@ -5,13 +5,20 @@ use faena_engine::Secret;
 
 use super::{
     keys::{Key, Kind},
-    parse_network, split,
+    names::{is_origin, is_type_or_queue, is_uri_reference},
+    parse_network, split, traces,
 };
 
 impl Key {
     /// Returns what is wrong with `value` for this key.
     pub fn check(&self, value: &str) -> Result<(), String> {
         match self.kind {
+            Kind::OptionalText => Ok(()),
+            Kind::Endpoint if value.is_empty() => Ok(()),
+            Kind::Endpoint => traces::endpoint(value).map(drop),
+            Kind::Headers => traces::headers(value).map(drop),
+            Kind::Pairs => traces::pairs(value).map(drop),
+            Kind::Ratio => traces::ratio(value).map(drop),
             Kind::Text | Kind::Secret => {
                 if value.trim().is_empty() {
                     Err("must not be empty".into())
@@ -55,7 +62,18 @@ impl Key {
                 None => Ok(()),
                 Some(net) => Err(format!("must be networks like 10.0.0.0/8 separated by commas; {net:?} is not one")),
             },
-            Kind::Names => Ok(()),
+            Kind::Origins => match split(value).find(|origin| !is_origin(origin)) {
+                None => Ok(()),
+                Some(origin) => Err(format!(
+                    "must be * or origins like https://app.example.com separated by commas; {origin:?} is not one"
+                )),
+            },
+            Kind::Names => match split(value).find(|name| !is_type_or_queue(name)) {
+                None => Ok(()),
+                Some(name) => Err(format!("must be names of queues separated by commas; {name:?} is not one")),
+            },
+            Kind::Uri if is_uri_reference(value) => Ok(()),
+            Kind::Uri => Err("must be a URI reference like /faena or https://example.com/jobs, without spaces".into()),
             Kind::Secrets => {
                 for (at, secret) in split(value).enumerate() {
                     if let Err(what) = secret.parse::<Secret>() {

@@ -12,19 +12,19 @@ impl Config {
         rows.extend(self.rule_rows());
         rows.extend(self.pools.iter().map(|pool| {
             let text = format!("{} ({} to {})", pool.value.command.join(" "), pool.value.min, pool.value.max);
-            (format!("pool.{}", pool.value.name), text, pool.place.clone())
+            (format!("pool.{}", pool.value.name), text, pool.position.clone())
         }));
         rows.extend(
             self.sinks
                 .iter()
-                .map(|sink| (format!("sink.{}", sink.value.name), sinks::describe(&sink.value), sink.place.clone())),
+                .map(|sink| (format!("sink.{}", sink.value.name), sinks::describe(&sink.value), sink.position.clone())),
         );
         rows.extend(self.sources.iter().map(|source| {
             let (name, text) = source.value.row();
-            (format!("outbox.source.{name}"), text, source.place.clone())
+            (format!("outbox.source.{name}"), text, source.position.clone())
         }));
         rows.extend(self.inboxes.iter().map(|inbox| {
-            (format!("inbox.{}", inbox.value.name), inboxes::describe(&inbox.value), inbox.place.clone())
+            (format!("inbox.{}", inbox.value.name), inboxes::describe(&inbox.value), inbox.position.clone())
         }));
         rows
     }
@@ -34,7 +34,7 @@ impl Config {
             let setting = &self.settings[key.path];
             let value = match key.kind {
                 Kind::Secret => without_password(&setting.value),
-                Kind::Secrets => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
+                Kind::Secrets | Kind::Headers => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
                 _ => setting.value.clone(),
             };
             (key.path.to_owned(), value, setting.origin.clone())

@@ -3,8 +3,9 @@
 use super::{ConfigError, KEYS};
 
 /// Variables with our prefix that the command line reads, or that workers and `shell.run` programs receive.
-const NOT_KEYS: [&str; 7] = [
+const NOT_KEYS: [&str; 8] = [
     "FAENA_URL",
+    "FAENA_TOKEN",
     "FAENA_CONFIG",
     "FAENA_JOB_ID",
     "FAENA_RUN",
@@ -13,7 +14,7 @@ const NOT_KEYS: [&str; 7] = [
     "FAENA_SCHEDULE_DUE",
 ];
 
-/// Refuses a variable that is probably a misspelled key.
+/// Rejects a variable that is probably a misspelled key.
 pub fn check_unknown(name: &str, value: &str) -> Result<(), ConfigError> {
     let Some(rest) = name.strip_prefix("FAENA_") else { return Ok(()) };
     if rest.starts_with("TEST_") || NOT_KEYS.contains(&name) || is_service_link(rest, value) {
@@ -62,8 +63,8 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelled_key_is_refused_with_a_hint() {
-        let error = |name, value| check_unknown(name, value).expect_err("refused").to_string();
+    fn a_misspelled_key_is_rejected_with_a_hint() {
+        let error = |name, value| check_unknown(name, value).expect_err("rejected").to_string();
         assert_eq!(error("FAENA_PORT", "8080"), "environment FAENA_PORT is not a known key; set PORT instead");
         assert_eq!(
             error("FAENA_NOD_LEASE", "1s"),

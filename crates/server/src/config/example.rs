@@ -19,7 +19,7 @@ pub fn example() -> String {
             section = current;
         }
         let value = match key.kind {
-            Kind::Number { .. } | Kind::Flag => key.default.to_owned(),
+            Kind::Number { .. } | Kind::Flag | Kind::Ratio => key.default.to_owned(),
             Kind::Limit { .. } if key.default != "none" => key.default.to_owned(),
             _ => format!("{:?}", key.default),
         };

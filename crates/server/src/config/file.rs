@@ -31,13 +31,13 @@ impl<'a> File<'a> {
     }
 
     /// Returns the position of `span` as people read it: the file and the line.
-    pub fn place(&self, span: &Range<usize>) -> String {
+    pub fn position(&self, span: &Range<usize>) -> String {
         let before = self.text.get(..span.start).unwrap_or_default();
         format!("{}, line {}", self.name, before.matches('\n').count() + 1)
     }
 
     pub fn error(&self, span: &Range<usize>, message: impl Display) -> ConfigError {
-        ConfigError(format!("{}: {message}", self.place(span)))
+        ConfigError(format!("{}: {message}", self.position(span)))
     }
 
     fn toml_error(&self, error: &toml::de::Error) -> ConfigError {
@@ -57,9 +57,9 @@ pub fn in_file_order<'a>(table: DeTable<'a>) -> Vec<KeyValue<'a>> {
 
 /// A value that is written in a file, with its position.
 #[derive(Clone)]
-pub struct Placed<T> {
+pub struct Located<T> {
     pub value: T,
-    pub place: String,
+    pub position: String,
 }
 
 /// One `[[section]]` of a file.
@@ -121,7 +121,7 @@ impl<'f, 'a> Entry<'f, 'a> {
         self.file.error(&span, format!("[[{}]] {}: {}", self.section, problem.key, problem.message))
     }
 
-    pub fn placed<T>(&self, value: T) -> Placed<T> {
-        Placed { value, place: self.file.place(&self.value.span()) }
+    pub fn located<T>(&self, value: T) -> Located<T> {
+        Located { value, position: self.file.position(&self.value.span()) }
     }
 }

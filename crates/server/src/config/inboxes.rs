@@ -11,7 +11,8 @@ use serde::Deserialize;
 
 use super::{
     ConfigError,
-    file::{Entry, Placed, Problem, problem},
+    file::{Entry, Located, Problem, problem},
+    names::{is_binding_pattern, is_name, is_subject_filter, is_type_or_queue},
 };
 
 pub const EXAMPLE: &str = "
@@ -27,8 +28,8 @@ pub const EXAMPLE: &str = "
 #bind = [\"order.#\"]
 # Type, queue and priority of the jobs.
 #job_type = \"order.ship\"
-#queue_name = \"default\"
-#priority = \"NORMAL\"
+#job_queue = \"default\"
+#job_priority = \"NORMAL\"
 # Whether Faena creates the queue, the exchange and <queue>.dead (for messages that cannot become a job).
 #declare = true
 #prefetch = 100
@@ -54,8 +55,8 @@ struct Inbox {
     bind: Option<Vec<String>>,
     stream: Option<String>,
     subject: Option<String>,
-    queue_name: Option<String>,
-    priority: Option<Priority>,
+    job_queue: Option<String>,
+    job_priority: Option<Priority>,
     declare: Option<bool>,
     prefetch: Option<u16>,
 }
@@ -69,33 +70,49 @@ enum Kind {
 
 pub const MAX_INBOXES: usize = 32;
 const MAX_PREFETCH: u16 = 10_000;
+/// Longest name of a queue whose dead-letter queue, `<queue>.dead`, still has a name that AMQP accepts.
+const MAX_QUEUE_BYTES: usize = 250;
 
-pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Placed<InboxConfig>>, ConfigError> {
-    let mut read: Vec<Placed<InboxConfig>> = Vec::new();
+pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Located<InboxConfig>>, ConfigError> {
+    let mut inboxes: Vec<Located<InboxConfig>> = Vec::new();
     for entry in entries {
-        let inbox = check(entry.read()?).map_err(|problem| entry.error(problem))?;
-        if read.iter().any(|known| known.value.name == inbox.name) {
-            return Err(entry.error(problem("name", format!("another inbox is named {:?}", inbox.name))));
+        let inbox = into_config(entry.read()?).map_err(|problem| entry.error(problem))?;
+        if inboxes.iter().any(|known| known.value.name == inbox.name) {
+            return Err(entry.error(problem("name", format!("duplicate inbox name {:?}", inbox.name))));
         }
-        read.push(entry.placed(inbox));
+        if let Some(known) = inboxes.iter().find(|known| is_same_queue(&known.value.broker, &inbox.broker)) {
+            let message =
+                format!("inbox {:?} consumes this queue too; each message would reach only one", known.value.name);
+            return Err(entry.error(problem("queue", message)));
+        }
+        inboxes.push(entry.located(inbox));
     }
-    Ok(read)
+    Ok(inboxes)
 }
 
-fn check(entry: Inbox) -> Result<InboxConfig, Problem> {
-    // The name is also part of names on the broker.
+fn is_same_queue(first: &InboxBroker, second: &InboxBroker) -> bool {
+    match (first, second) {
+        (InboxBroker::RabbitMq(first), InboxBroker::RabbitMq(second)) => {
+            first.url == second.url && first.queue == second.queue
+        }
+        _ => false,
+    }
+}
+
+fn into_config(entry: Inbox) -> Result<InboxConfig, Problem> {
+    // The name becomes part of object names on the broker, such as the durable consumer.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
         return Err(problem("name", "must have 1 to 100 letters, digits, dashes or underscores"));
     }
-    for (key, value) in [("job_type", Some(&entry.job_type)), ("queue_name", entry.queue_name.as_ref())] {
-        if value.is_some_and(|value| !is_text(value, 100)) {
-            return Err(problem(key, "must have 1 to 100 visible characters"));
+    for (key, value) in [("job_type", Some(&entry.job_type)), ("job_queue", entry.job_queue.as_ref())] {
+        if value.is_some_and(|value| !is_type_or_queue(value)) {
+            return Err(problem(key, "must have 1 to 100 visible characters, without spaces at its beginning or end"));
         }
     }
     let prefetch = entry.prefetch.unwrap_or(100);
     if !(1..=MAX_PREFETCH).contains(&prefetch) {
-        return Err(problem("prefetch", format!("must be from 1 to {MAX_PREFETCH}, is {prefetch}")));
+        return Err(problem("prefetch", format!("must be between 1 and {MAX_PREFETCH}, got {prefetch}")));
     }
     let broker = match entry.kind {
         Kind::RabbitMq => rabbitmq(&entry, prefetch)?,
@@ -105,25 +122,41 @@ fn check(entry: Inbox) -> Result<InboxConfig, Problem> {
         name: entry.name,
         broker,
         job_type: entry.job_type,
-        queue: entry.queue_name,
-        priority: entry.priority,
+        queue: entry.job_queue,
+        priority: entry.job_priority,
     })
 }
 
 fn rabbitmq(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
     if entry.stream.is_some() || entry.subject.is_some() {
         let key = if entry.stream.is_some() { "stream" } else { "subject" };
-        return Err(problem(key, "is for kind nats; rabbitmq has queue, exchange and bind"));
+        return Err(problem(key, "is only valid for kind \"nats\"; for rabbitmq set queue, exchange and bind"));
     }
     let queue = required("queue", entry.queue.as_deref())?;
+    if declare(entry) == Declare::IfMissing && queue.len() > MAX_QUEUE_BYTES {
+        let message = format!("must have at most {MAX_QUEUE_BYTES} bytes, because Faena also creates <queue>.dead");
+        return Err(problem("queue", message));
+    }
     let bindings = match (&entry.exchange, &entry.bind) {
         (None, None) => Vec::new(),
         (Some(exchange), patterns) => {
             let exchange = required("exchange", Some(exchange))?;
             let patterns = patterns.clone().unwrap_or_else(|| vec!["#".into()]);
+            if patterns.is_empty() {
+                return Err(problem(
+                    "bind",
+                    "must name at least one pattern, like [\"order.#\"]; without bind, all messages of the exchange are routed to the queue",
+                ));
+            }
+            if let Some(pattern) = patterns.iter().find(|pattern| !is_binding_pattern(pattern)) {
+                let message = format!(
+                    "{pattern:?} is not a pattern; use words with dots between, * for one word and # for any number"
+                );
+                return Err(problem("bind", message));
+            }
             patterns.into_iter().map(|pattern| Binding { exchange: exchange.clone(), pattern }).collect()
         }
-        (None, Some(_)) => return Err(problem("bind", "needs `exchange`, whose messages it binds to the queue")),
+        (None, Some(_)) => return Err(problem("bind", "requires exchange, whose messages are routed to the queue")),
     };
     Ok(InboxBroker::RabbitMq(RabbitMqConsumerOptions {
         name: format!("faena {}", entry.name),
@@ -138,13 +171,17 @@ fn nats(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
     if entry.queue.is_some() || entry.exchange.is_some() || entry.bind.is_some() {
         let key = [("queue", entry.queue.is_some()), ("exchange", entry.exchange.is_some()), ("bind", true)];
         let key = key.iter().find(|(_, given)| *given).map_or("bind", |(key, _)| key);
-        return Err(problem(key, "is for kind rabbitmq; nats has stream and subject"));
+        return Err(problem(key, "is only valid for kind \"rabbitmq\"; for nats set stream and subject"));
     }
     let stream = required("stream", entry.stream.as_deref())?;
     if stream.contains(['.', '*', '>', '/', '\\']) || stream.contains(char::is_whitespace) {
-        return Err(problem("stream", "must not contain blanks, dots, slashes, * or >"));
+        return Err(problem("stream", "must not contain whitespace, dots, slashes, * or >"));
     }
     let subject = required("subject", entry.subject.as_deref())?;
+    if !is_subject_filter(&subject) {
+        let message = "must be words with dots between, without spaces; * stands for one word, > for all that follow";
+        return Err(problem("subject", message));
+    }
     let durable = format!("faena-{}", entry.name);
     Ok(InboxBroker::Nats(NatsConsumerOptions {
         name: format!("faena {}", entry.name),
@@ -158,7 +195,7 @@ fn declare(entry: &Inbox) -> Declare {
     if entry.declare.unwrap_or(true) { Declare::IfMissing } else { Declare::Never }
 }
 
-/// Never repeats the text, which may contain a password.
+/// Parses the broker URL. Errors never contain the URL, because it may include a password.
 fn url(entry: &Inbox, schemes: &[&str]) -> Result<BrokerUrl, Problem> {
     let scheme = entry.url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
     if scheme.is_none_or(|scheme| !schemes.contains(&scheme.as_str())) {
@@ -169,23 +206,21 @@ fn url(entry: &Inbox, schemes: &[&str]) -> Result<BrokerUrl, Problem> {
 
 fn required(key: &str, value: Option<&str>) -> Result<String, Problem> {
     match value {
-        Some(value) if is_text(value, 255) => Ok(value.to_owned()),
-        Some(_) => Err(problem(key, "must have 1 to 255 visible characters")),
+        Some(value) if is_name(value, 255) => Ok(value.to_owned()),
+        Some(_) => {
+            Err(problem(key, "must have 1 to 255 bytes of visible characters, without spaces at its beginning or end"))
+        }
         None => Err(problem(key, "is missing")),
     }
 }
 
-fn is_text(value: &str, most: usize) -> bool {
-    !value.is_empty() && value.len() <= most && !value.chars().any(char::is_control)
-}
-
 /// Describes the inbox for `faena config`, without passwords.
 pub fn describe(inbox: &InboxConfig) -> String {
-    let from = match &inbox.broker {
+    let source = match &inbox.broker {
         InboxBroker::RabbitMq(options) => format!("rabbitmq {}, queue {}", options.url, options.queue),
         InboxBroker::Nats(options) => format!("nats {}, stream {}", options.url, options.stream),
     };
-    format!("{from}, makes {}", inbox.job_type)
+    format!("{source}, creates jobs of type {}", inbox.job_type)
 }
 
 #[cfg(test)]
@@ -198,42 +233,66 @@ mod tests {
         let (_, value) = file.sections().expect("valid TOML").remove(0);
         let entries = Entry::list(&file, "inbox", value, MAX_INBOXES).map_err(|error| error.to_string())?;
         let read = read(&entries).map_err(|error| error.to_string())?;
-        Ok(read.into_iter().map(|placed| placed.value).collect())
+        Ok(read.into_iter().map(|located| located.value).collect())
     }
 
     const ORDERS: &str =
-        "[[inbox]]\nname = \"orders\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:geheim@host\"\njob_type = \"ship\"\n";
+        "[[inbox]]\nname = \"orders\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:s3cret@host\"\njob_type = \"ship\"\n";
+
+    const NATS: &str =
+        "[[inbox]]\nname = \"n\"\nkind = \"nats\"\nurl = \"nats://s3cret@host\"\njob_type = \"t\"\nstream = \"S\"\n";
 
     #[test]
     fn inboxes_are_read_and_described_without_passwords() {
         let inboxes = parse(&format!(
-            "{ORDERS}queue = \"q\"\nexchange = \"shop\"\nbind = [\"order.#\"]\npriority = \"HIGH\"\n\
-             [[inbox]]\nname = \"n\"\nkind = \"nats\"\nurl = \"nats://geheim@host\"\nstream = \"S\"\nsubject = \"s.>\"\njob_type = \"t\""
+            "{ORDERS}queue = \"q\"\nexchange = \"shop\"\nbind = [\"order.#\"]\njob_priority = \"HIGH\"\n\
+             [[inbox]]\nname = \"n\"\nkind = \"nats\"\nurl = \"nats://s3cret@host\"\nstream = \"S\"\nsubject = \"s.>\"\njob_type = \"t\""
         ));
         let inboxes = inboxes.expect("good");
         let shown: Vec<String> = inboxes.iter().map(describe).collect();
         assert_eq!(
             shown,
-            ["rabbitmq amqp://user:***@host, queue q, makes ship", "nats nats://***@host, stream S, makes t"]
+            [
+                "rabbitmq amqp://user:***@host, queue q, creates jobs of type ship",
+                "nats nats://***@host, stream S, creates jobs of type t"
+            ]
         );
         assert_eq!(inboxes[0].priority, Some(Priority::High));
-        assert!(!format!("{inboxes:?}").contains("geheim"));
+        assert!(!format!("{inboxes:?}").contains("s3cret"));
     }
 
     #[test]
-    fn an_invalid_inbox_is_refused_without_showing_its_password() {
+    fn an_invalid_inbox_is_rejected_without_showing_its_password() {
         for (text, error) in [
             ("[inbox]\nname = \"x\"".to_owned(), "must be written [[inbox]], with two brackets"),
             (ORDERS.into(), "queue: is missing"),
-            (format!("{ORDERS}queue = \"q\"\nbind = [\"a\"]"), "line 7: [[inbox]] bind: needs `exchange`"),
-            (format!("{ORDERS}queue = \"q\"\nstream = \"a\""), "stream: is for kind nats"),
-            (format!("{ORDERS}queue = \"q\"\nprefetch = 0"), "prefetch: must be from 1 to 10000, is 0"),
+            (format!("{ORDERS}queue = \"q\"\nbind = [\"a\"]"), "line 7: [[inbox]] bind: requires exchange"),
+            (format!("{ORDERS}queue = \"q\"\nstream = \"a\""), "stream: is only valid for kind"),
+            (format!("{ORDERS}queue = \"q\"\nprefetch = 0"), "prefetch: must be between 1 and 10000, got 0"),
             (ORDERS.replace("amqp:", "nats:") + "queue = \"q\"", "url: must begin with amqp:// or amqps://"),
-            (format!("{ORDERS}queue = \"q\"\n{ORDERS}queue = \"q\""), "another inbox is named \"orders\""),
+            (format!("{ORDERS}queue = \"q\"\n{ORDERS}queue = \"q\""), "duplicate inbox name \"orders\""),
+            (
+                format!("{ORDERS}queue = \"q\"\n{}queue = \"q\"", ORDERS.replace("\"orders\"", "\"other\"")),
+                "line 12: [[inbox]] queue: inbox \"orders\" consumes this queue too",
+            ),
+            (format!("{ORDERS}queue = \" \""), "queue: must have 1 to 255 bytes"),
+            (format!("{ORDERS}queue = \"{}\"", "q".repeat(251)), "queue: must have at most 250 bytes"),
+            (
+                format!("{ORDERS}queue = \"q\"\nexchange = \"x\"\nbind = []"),
+                "line 8: [[inbox]] bind: must name at least one pattern",
+            ),
+            (format!("{ORDERS}queue = \"q\"\nexchange = \"x\"\nbind = [\"a b\"]"), "bind: \"a b\" is not a pattern"),
+            (
+                format!("{ORDERS}queue = \"q\"\nexchange = \"{}\"", "x".repeat(256)),
+                "exchange: must have 1 to 255 bytes",
+            ),
+            (format!("{NATS}subject = \"a..b\""), "line 7: [[inbox]] subject: must be words with dots between"),
+            (format!("{NATS}subject = \"a b\""), "subject: must be words"),
+            (format!("{NATS}subject = \"a.>.b\""), "subject: must be words"),
         ] {
-            let found = parse(&text).expect_err("refused");
+            let found = parse(&text).expect_err("rejected");
             assert!(found.contains(error), "{text}: {found}");
-            assert!(!found.contains("geheim"), "{found}");
+            assert!(!found.contains("s3cret"), "{found}");
         }
     }
 }

@@ -12,6 +12,8 @@ pub struct Key {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     Text,
+    /// A text that may be empty: the feature is off then.
+    OptionalText,
     Secret,
     Number {
         min: u64,
@@ -26,16 +28,43 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     Roles,
     Networks,
+    /// Origins of web pages, or `*`.
+    Origins,
+    /// Names of queues.
     Names,
+    /// A URI reference.
+    Uri,
     /// Never shown, even in an error.
     Secrets,
+    /// URL of a collector of spans; empty: off. Not shown in an error, because it may contain a password.
+    Endpoint,
+    /// Headers as `name=value`. Never shown, even in an error.
+    Headers,
+    /// Attributes as `name=value`.
+    Pairs,
+    /// A number from 0 to 1.
+    Ratio,
+}
+
+impl Kind {
+    /// Returns whether an error must not contain the value.
+    pub fn is_secret(self) -> bool {
+        matches!(self, Kind::Secret | Kind::Secrets | Kind::Endpoint | Kind::Headers)
+    }
 }
 
 const fn key(path: &'static str, env: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
     Key { path, env, kind, default, doc }
 }
 
-const LEVELS: &[&str] = &["trace", "debug", "info", "warn", "error"];
+const LEVELS: &[&str] = &["trace", "debug", "info", "warn", "error", "fatal"];
+
+/// Variables of other task schedulers that Faena accepts and does not need, each with the reason.
+pub const UNUSED_VARIABLES: [(&str, &str); 3] = [
+    ("NODE_ENV", "Faena has no modes"),
+    ("REDIS_URL", "the database holds the queues"),
+    ("QUEUE_PREFIX", "queues have names of their own"),
+];
 
 pub const KEYS: &[Key] = &[
     key("server.host", "HOST", Kind::Text, "127.0.0.1", "Address to listen on."),
@@ -62,6 +91,91 @@ pub const KEYS: &[Key] = &[
         "Maximum body size of POST /api/v1/jobs/batch.",
     ),
     key(
+        "server.max_connections",
+        "FAENA_SERVER_MAX_CONNECTIONS",
+        Kind::Number { min: 10, max: 1_000_000 },
+        "20000",
+        "Open connections; a few more are accepted for health checks.",
+    ),
+    key(
+        "server.max_connections_per_address",
+        "FAENA_SERVER_MAX_CONNECTIONS_PER_ADDRESS",
+        Kind::Number { min: 1, max: 1_000_000 },
+        "1000",
+        "Open connections of one address, other than loopback and trusted proxies.",
+    ),
+    key(
+        "server.idle_timeout",
+        "FAENA_SERVER_IDLE_TIMEOUT",
+        Kind::Duration,
+        "60s",
+        "Time after which a connection without a complete request is closed.",
+    ),
+    key(
+        "server.trusted_proxies",
+        "FAENA_SERVER_TRUSTED_PROXIES",
+        Kind::Networks,
+        "",
+        "Reverse proxies whose headers about the caller are believed.",
+    ),
+    key(
+        "health.mode",
+        "FAENA_HEALTH_MODE",
+        Kind::Choice(&["auto", "always", "never"]),
+        "auto",
+        "When to open a second port for health checks and metrics alone, without TLS; auto: on a node without the role api.",
+    ),
+    key(
+        "health.host",
+        "FAENA_HEALTH_HOST",
+        Kind::OptionalText,
+        "",
+        "Address of the port for health checks and metrics; empty: that of server.host.",
+    ),
+    key(
+        "health.port",
+        "FAENA_HEALTH_PORT",
+        Kind::Number { min: 0, max: 65_535 },
+        "3001",
+        "Port for health checks and metrics alone; 0 picks a free port.",
+    ),
+    key(
+        "tls.certificate",
+        "FAENA_TLS_CERTIFICATE",
+        Kind::OptionalText,
+        "",
+        "PEM file with the certificate chain; empty: no TLS.",
+    ),
+    key("tls.key", "FAENA_TLS_KEY", Kind::OptionalText, "", "PEM file with the private key of the certificate."),
+    key(
+        "tls.client_ca",
+        "FAENA_TLS_CLIENT_CA",
+        Kind::OptionalText,
+        "",
+        "PEM file with the authorities of client certificates; every client then needs one. Empty: none is asked for.",
+    ),
+    key(
+        "auth.trusted_header",
+        "FAENA_AUTH_TRUSTED_HEADER",
+        Kind::OptionalText,
+        "",
+        "Header in which a trusted proxy names the person it has authenticated, such as X-Forwarded-User; empty: off.",
+    ),
+    key(
+        "cors.origins",
+        "FAENA_CORS_ORIGINS",
+        Kind::Origins,
+        "",
+        "Web pages of other origins that may call; *: every page that sends an API key. Empty: none.",
+    ),
+    key(
+        "cors.credentials",
+        "FAENA_CORS_CREDENTIALS",
+        Kind::Flag,
+        "false",
+        "Whether browsers may send cookies, for a reverse proxy that authenticates people; not with *.",
+    ),
+    key(
         "database.url",
         "DATABASE_URL",
         Kind::Secret,
@@ -74,7 +188,7 @@ pub const KEYS: &[Key] = &[
         "LOG_LEVEL",
         Kind::Choice(LEVELS),
         "info",
-        "Minimum level of log lines: trace, debug, info, warn or error.",
+        "Minimum level of log lines: trace, debug, info, warn or error; fatal is the same as error.",
     ),
     key(
         "log.format",
@@ -82,6 +196,13 @@ pub const KEYS: &[Key] = &[
         Kind::Choice(&["pretty", "json"]),
         "pretty",
         "Format of log lines: pretty or json.",
+    ),
+    key(
+        "log.access",
+        "FAENA_LOG_ACCESS",
+        Kind::Flag,
+        "false",
+        "Whether every request is logged at info; health checks and scrapes are logged at debug.",
     ),
     key(
         "worker.concurrency",
@@ -105,8 +226,8 @@ pub const KEYS: &[Key] = &[
         "Bytes kept of each output stream of a shell.run program.",
     ),
     key(
-        "worker.http_answer_bytes",
-        "FAENA_WORKER_HTTP_ANSWER_BYTES",
+        "worker.http_response_bytes",
+        "FAENA_WORKER_HTTP_RESPONSE_BYTES",
         Kind::Number { min: 0, max: 1 << 20 },
         "262144",
         "Bytes kept of the response to http.request.",
@@ -262,13 +383,90 @@ pub const KEYS: &[Key] = &[
     ),
     key("retention.audit", "FAENA_RETENTION_AUDIT", Kind::Duration, "365d", "Retention of audit log entries."),
     key(
+        "retention.hourly_history",
+        "FAENA_RETENTION_HOURLY_HISTORY",
+        Kind::Duration,
+        "14d",
+        "Retention of the history per hour (`/api/v1/metrics/history`).",
+    ),
+    key(
+        "retention.daily_history",
+        "FAENA_RETENTION_DAILY_HISTORY",
+        Kind::Duration,
+        "730d",
+        "Retention of the history per day.",
+    ),
+    key(
         "outbox.keep",
         "FAENA_OUTBOX_KEEP",
         Kind::Duration,
         "3d",
         "Retention of events; they can be republished until then.",
     ),
-    key("outbox.origin", "FAENA_OUTBOX_ORIGIN", Kind::Text, "/faena", "The CloudEvents `source` attribute of events."),
+    key("outbox.origin", "FAENA_OUTBOX_ORIGIN", Kind::Uri, "/faena", "The CloudEvents `source` attribute of events."),
+    key(
+        "llm.base_url",
+        "FAENA_LLM_BASE_URL",
+        Kind::Endpoint,
+        "",
+        "OpenAI-compatible server for llm.chat jobs, such as https://api.example.com/v1. Empty: such jobs fail at once.",
+    ),
+    key(
+        "llm.model",
+        "FAENA_LLM_MODEL",
+        Kind::OptionalText,
+        "",
+        "Model that llm.chat jobs use unless their payload names another.",
+    ),
+    key(
+        "llm.headers",
+        "FAENA_LLM_HEADERS",
+        Kind::Headers,
+        "",
+        "Headers of each request to the server, such as authorization=Bearer%20KEY, separated by commas.",
+    ),
+    key(
+        "llm.max_tokens",
+        "FAENA_LLM_MAX_TOKENS",
+        Kind::Number { min: 1, max: 1_000_000 },
+        "4096",
+        "Most tokens of one answer.",
+    ),
+    key(
+        "traces.endpoint",
+        "FAENA_TRACES_ENDPOINT",
+        Kind::Endpoint,
+        "",
+        "OpenTelemetry collector that receives spans over OTLP/HTTP, such as http://localhost:4318; without a path, /v1/traces is added. Empty: no traces.",
+    ),
+    key(
+        "traces.headers",
+        "FAENA_TRACES_HEADERS",
+        Kind::Headers,
+        "",
+        "Headers of each request to the collector, such as authorization=Bearer%20TOKEN, separated by commas.",
+    ),
+    key(
+        "traces.sample_ratio",
+        "FAENA_TRACES_SAMPLE_RATIO",
+        Kind::Ratio,
+        "1",
+        "Share of the traces that begin in Faena and are recorded, from 0 to 1. A request with a traceparent decides itself.",
+    ),
+    key(
+        "traces.service_name",
+        "FAENA_TRACES_SERVICE_NAME",
+        Kind::Text,
+        "faena",
+        "The attribute service.name of spans.",
+    ),
+    key(
+        "traces.attributes",
+        "FAENA_TRACES_ATTRIBUTES",
+        Kind::Pairs,
+        "",
+        "Further attributes of the resource, such as deployment.environment.name=production, separated by commas.",
+    ),
     key(
         "limits.concurrency",
         "FAENA_LIMITS_CONCURRENCY",
@@ -289,5 +487,33 @@ pub const KEYS: &[Key] = &[
         Kind::Number { min: 0, max: 1_000 },
         "10",
         "Maximum accepted value of maxRetries.",
+    ),
+    key(
+        "limits.requests_per_key",
+        "FAENA_LIMITS_REQUESTS_PER_KEY",
+        Kind::Limit { max: 1_000_000 },
+        "none",
+        "Requests per second of one API key, on this server; none: no limit.",
+    ),
+    key(
+        "limits.requests_per_key_burst",
+        "FAENA_LIMITS_REQUESTS_PER_KEY_BURST",
+        Kind::Limit { max: 10_000_000 },
+        "none",
+        "Requests of one API key that may come at once; none: ten times the rate.",
+    ),
+    key(
+        "limits.requests_per_address",
+        "FAENA_LIMITS_REQUESTS_PER_ADDRESS",
+        Kind::Limit { max: 1_000_000 },
+        "none",
+        "Requests per second of one client address, on this server; none: no limit.",
+    ),
+    key(
+        "limits.requests_per_address_burst",
+        "FAENA_LIMITS_REQUESTS_PER_ADDRESS_BURST",
+        Kind::Limit { max: 10_000_000 },
+        "none",
+        "Requests of one client address that may come at once; none: ten times the rate.",
     ),
 ];

@@ -1,7 +1,7 @@
 //! `[[queue]]` and `[[limit]]`: settings of queues, concurrency limits and rates.
 
 use faena_domain::{Fairness, FieldError, Limit, QueueRule, Rate, Scope};
-use faena_store::Configured;
+use faena_store::ConfiguredRules;
 use serde::Deserialize;
 
 use super::{
@@ -32,6 +32,10 @@ pub const EXAMPLE: &str = "
 ";
 
 pub const MAX_RULES: usize = 10_000;
+/// Most characters of the queue and the type of a job: a longer name would match no job.
+const MAX_QUEUE_OR_TYPE: usize = 100;
+/// Most characters of a concurrency key.
+const MAX_KEY: usize = 255;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,22 +57,22 @@ struct LimitEntry {
     rate: Option<String>,
 }
 
-pub fn read_queues(entries: &[Entry<'_, '_>], into: &mut Configured) -> Result<(), ConfigError> {
+pub fn read_queues(entries: &[Entry<'_, '_>], into: &mut ConfiguredRules) -> Result<(), ConfigError> {
     for entry in entries {
         add_queue(entry.read()?, into).map_err(|problem| entry.error(problem))?;
     }
     Ok(())
 }
 
-pub fn read_limits(entries: &[Entry<'_, '_>], into: &mut Configured) -> Result<(), ConfigError> {
+pub fn read_limits(entries: &[Entry<'_, '_>], into: &mut ConfiguredRules) -> Result<(), ConfigError> {
     for entry in entries {
         add_limit(entry.read()?, into).map_err(|problem| entry.error(problem))?;
     }
     Ok(())
 }
 
-fn add_queue(entry: QueueEntry, into: &mut Configured) -> Result<(), Problem> {
-    check_name("name", &entry.name)?;
+fn add_queue(entry: QueueEntry, into: &mut ConfiguredRules) -> Result<(), Problem> {
+    check_name("name", &entry.name, MAX_QUEUE_OR_TYPE)?;
     if into.queues.iter().any(|(known, _)| *known == entry.name) {
         return Err(problem("name", format!("another queue is named {:?}", entry.name)));
     }
@@ -78,14 +82,14 @@ fn add_queue(entry: QueueEntry, into: &mut Configured) -> Result<(), Problem> {
     Ok(())
 }
 
-fn add_limit(entry: LimitEntry, into: &mut Configured) -> Result<(), Problem> {
+fn add_limit(entry: LimitEntry, into: &mut ConfiguredRules) -> Result<(), Problem> {
     let scope = match (entry.kind, entry.key) {
         (Some(kind), None) => {
-            check_name("type", &kind)?;
+            check_name("type", &kind, MAX_QUEUE_OR_TYPE)?;
             Scope::Type(kind)
         }
         (None, Some(key)) => {
-            check_name("key", &key)?;
+            check_name("key", &key, MAX_KEY)?;
             Scope::Key(key)
         }
         _ => return Err(problem("type", "set either type or key; for a queue use [[queue]]")),
@@ -97,7 +101,7 @@ fn add_limit(entry: LimitEntry, into: &mut Configured) -> Result<(), Problem> {
     put(scope, limit, into)
 }
 
-fn put(scope: Scope, limit: Limit, into: &mut Configured) -> Result<(), Problem> {
+fn put(scope: Scope, limit: Limit, into: &mut ConfiguredRules) -> Result<(), Problem> {
     if into.limits.iter().any(|(known, _)| *known == scope) {
         return Err(problem("type", format!("{scope} has another limit")));
     }
@@ -124,9 +128,9 @@ fn parse_limit(concurrency: Option<u32>, rate: Option<String>) -> Result<Limit, 
     }
 }
 
-fn check_name(path: &str, value: &str) -> Result<(), Problem> {
-    if value.is_empty() || value.chars().count() > 255 || value.chars().any(char::is_control) {
-        return Err(problem(path, "must have 1 to 255 visible characters"));
+fn check_name(path: &str, value: &str, max: usize) -> Result<(), Problem> {
+    if value.is_empty() || value.chars().count() > max || value.chars().any(char::is_control) {
+        return Err(problem(path, format!("must have 1 to {max} visible characters")));
     }
     Ok(())
 }
@@ -136,9 +140,9 @@ mod tests {
     use super::*;
     use crate::config::file::File;
 
-    fn parse(text: &str) -> Result<Configured, String> {
+    fn parse(text: &str) -> Result<ConfiguredRules, String> {
         let file = File::new("faena.toml", text);
-        let mut configured = Configured::default();
+        let mut configured = ConfiguredRules::default();
         for (section, value) in file.sections().expect("valid TOML") {
             let read = match section.get_ref().as_str() {
                 "queue" => Entry::list(&file, "queue", value, MAX_RULES).and_then(|e| read_queues(&e, &mut configured)),
@@ -161,17 +165,21 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_queue_or_limit_is_refused_with_its_line_and_key() {
+    fn an_invalid_queue_or_limit_is_rejected_with_its_line_and_key() {
         for (text, error) in [
-            ("[[queue]]\nname = \"a\"\nconcurrency = 0", "line 3: [[queue]] concurrency: must be from 1"),
+            ("[[queue]]\nname = \"a\"\nconcurrency = 0", "line 3: [[queue]] concurrency: must be between 1"),
             ("[[queue]]\nname = \"a\"\nrate = \"fast\"", "line 3: [[queue]] rate: \"fast\" is not a rate like 100/1m"),
+            (
+                "[[limit]]\ntype = \"\"\nconcurrency = 1",
+                "line 2: [[limit]] type: must have 1 to 100 visible characters",
+            ),
             ("[[queue]]\nname = \"a\"\nspeed = 1", "line 3: [[queue]] unknown field `speed`"),
             ("[[queue]]\nname = \"a\"\nfairness = \"all\"", "line 3: [[queue]] unknown variant `all`"),
             ("[[limit]]\nconcurrency = 1", "line 1: [[limit]] type: set either type or key"),
             ("[[limit]]\ntype = \"a\"", "line 1: [[limit]] concurrency: set concurrency, rate or both"),
             ("[[limit]]\nkey = \"a\"\nconcurrency = 1\n[[limit]]\nkey = \"a\"\nconcurrency = 1", "has another limit"),
         ] {
-            let found = parse(text).expect_err("refused");
+            let found = parse(text).expect_err("rejected");
             assert!(found.contains(error), "{text}: {found}");
         }
     }

@@ -1,12 +1,12 @@
 //! `[[sink]]`: destinations of events.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use faena_brokers::{
     BrokerUrl, DEFAULT_TIMEOUT, Declare, file::FileSinkOptions, nats::NatsSinkOptions, rabbitmq::RabbitMqSinkOptions,
     redis::RedisSinkOptions,
 };
-use faena_domain::parse_duration;
+use faena_domain::{EVENT_TYPES, parse_duration};
 use faena_engine::{
     Secret, SinkConfig, Target,
     outbox::{MAX_TIMEOUT, WebhookSinkOptions},
@@ -16,7 +16,8 @@ use serde::Deserialize;
 
 use super::{
     ConfigError,
-    file::{Entry, Placed, Problem, problem},
+    file::{Entry, Located, Problem, problem},
+    names::{is_name, is_subject, matches},
 };
 
 pub const EXAMPLE: &str = "
@@ -140,20 +141,37 @@ impl Kind {
 }
 
 pub const MAX_SINKS: usize = 32;
+/// Longest prefix of subjects. NATS recommends subjects of at most 256 characters.
+const MAX_PREFIX_BYTES: usize = 200;
 
-pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Placed<SinkConfig>>, ConfigError> {
-    let mut read: Vec<Placed<SinkConfig>> = Vec::new();
+pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Located<SinkConfig>>, ConfigError> {
+    let mut sinks: Vec<Located<SinkConfig>> = Vec::new();
     for entry in entries {
-        let sink = check(entry.read()?).map_err(|problem| entry.error(problem))?;
-        if read.iter().any(|known| known.value.name == sink.name) {
-            return Err(entry.error(problem("name", format!("another sink is named {:?}", sink.name))));
+        let sink = into_config(entry.read()?).map_err(|problem| entry.error(problem))?;
+        if sinks.iter().any(|known| known.value.name == sink.name) {
+            return Err(entry.error(problem("name", format!("duplicate sink name {:?}", sink.name))));
         }
-        read.push(entry.placed(sink));
+        if let Some(known) = sinks.iter().find(|known| is_same_file(&known.value.target, &sink.target)) {
+            let message = format!("sink {:?} writes to this file too; each needs its own", known.value.name);
+            return Err(entry.error(problem("path", message)));
+        }
+        sinks.push(entry.located(sink));
     }
-    Ok(read)
+    Ok(sinks)
 }
 
-fn check(entry: Sink) -> Result<SinkConfig, Problem> {
+fn is_same_file(first: &Target, second: &Target) -> bool {
+    match (first, second) {
+        // Comparing components ignores `.` and repeated slashes.
+        (Target::File(first), Target::File(second)) => {
+            let components = |path: &Path| path.strip_prefix(".").unwrap_or(path).to_owned();
+            components(&first.path) == components(&second.path)
+        }
+        _ => false,
+    }
+}
+
+fn into_config(entry: Sink) -> Result<SinkConfig, Problem> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
         return Err(problem("name", "must have 1 to 100 letters, digits, dots, dashes or underscores"));
@@ -162,6 +180,10 @@ fn check(entry: Sink) -> Result<SinkConfig, Problem> {
     let types = entry.types.clone().unwrap_or_else(|| vec!["*".into()]);
     if types.len() > 100 || types.iter().any(|kind| kind.is_empty() || kind.len() > 255) {
         return Err(problem("types", "must name up to 100 types like \"job.*\" of 1 to 255 characters"));
+    }
+    if let Some(kind) = types.iter().find(|kind| !EVENT_TYPES.iter().any(|known| matches(kind, known))) {
+        let message = format!("{kind:?} matches no event; the types are {}", EVENT_TYPES.join(", "));
+        return Err(problem("types", message));
     }
     let on_rejected = match entry.on_rejected.unwrap_or(Rejected::Skip) {
         Rejected::Park => OnRejected::Park,
@@ -189,13 +211,15 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
         Kind::Nats => {
             let stream = text("stream", &entry.stream, "FAENA")?;
             if stream.contains(['.', '*', '>', '/', '\\']) || stream.contains(char::is_whitespace) {
-                return Err(problem("stream", "must not contain blanks, dots, slashes, * or >"));
+                return Err(problem("stream", "must not contain whitespace, dots, slashes, * or >"));
             }
             let prefix = entry.subject_prefix.clone().unwrap_or_else(|| "faena".into());
-            let is_word =
-                |word: &str| !word.is_empty() && !word.contains(['*', '>']) && !word.contains(char::is_whitespace);
-            if !prefix.is_empty() && !prefix.split('.').all(is_word) {
-                return Err(problem("subject_prefix", "must be words with dots between, without blanks, * or >"));
+            let is_valid = prefix.is_empty() || (is_subject(&prefix) && prefix.len() <= MAX_PREFIX_BYTES);
+            if !is_valid {
+                let message = format!(
+                    "must be words with dots between, without spaces, * or >, of at most {MAX_PREFIX_BYTES} bytes"
+                );
+                return Err(problem("subject_prefix", message));
             }
             let name = format!("faena {}", entry.name);
             Target::Nats(NatsSinkOptions {
@@ -217,6 +241,9 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
         Kind::File => {
             let path =
                 entry.path.as_deref().filter(|path| !path.is_empty()).ok_or_else(|| problem("path", "is missing"))?;
+            if path.ends_with('/') || path.trim() != path {
+                return Err(problem("path", "must name a file, not a folder, without spaces at its beginning or end"));
+            }
             let mut options = FileSinkOptions { timeout, ..FileSinkOptions::new(path) };
             options.max_bytes = entry.rotate_bytes.unwrap_or(options.max_bytes);
             options.keep = entry.rotate_files.unwrap_or(options.keep);
@@ -229,7 +256,7 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
     })
 }
 
-/// Refuses a key that the kind does not use: it would have no effect.
+/// Rejects a key that the kind does not use: it would have no effect.
 fn check_keys(entry: &Sink) -> Result<(), Problem> {
     let given = [
         ("url", entry.url.is_some()),
@@ -262,8 +289,11 @@ fn timeout(text: Option<&str>) -> Result<Duration, Problem> {
 }
 
 fn checked_name(path: &str, value: &str) -> Result<String, Problem> {
-    if value.is_empty() || value.len() > 255 || value.chars().any(char::is_control) {
-        return Err(problem(path, "must have 1 to 255 visible characters"));
+    if !is_name(value, 255) {
+        return Err(problem(
+            path,
+            "must have 1 to 255 bytes of visible characters, without spaces at its beginning or end",
+        ));
     }
     Ok(value.to_owned())
 }
@@ -327,14 +357,14 @@ mod tests {
         let (_, value) = file.sections().expect("valid TOML").remove(0);
         let entries = Entry::list(&file, "sink", value, MAX_SINKS).map_err(|error| error.to_string())?;
         let read = read(&entries).map_err(|error| error.to_string())?;
-        Ok(read.into_iter().map(|placed| placed.value).collect())
+        Ok(read.into_iter().map(|located| located.value).collect())
     }
 
     #[test]
     fn sinks_are_read_and_described_without_passwords() {
         let sinks = parse(
-            "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:geheim@host/%2f\"\ntypes = [\"job.*\"]\non_rejected = \"park\"\n\
-             [[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"https://example.com/in?token=geheim\"\n\
+            "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:s3cret@host/%2f\"\ntypes = [\"job.*\"]\non_rejected = \"park\"\n\
+             [[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"https://example.com/in?token=s3cret\"\n\
              secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\ntimeout = \"5s\"",
         )
         .expect("good");
@@ -348,18 +378,18 @@ mod tests {
         );
         assert_eq!(sinks[1].target.timeout(), Duration::from_secs(5));
         let debug = format!("{sinks:?}");
-        assert!(!debug.contains("geheim") && !debug.contains("MfKQ"), "{debug}");
+        assert!(!debug.contains("s3cret") && !debug.contains("MfKQ"), "{debug}");
     }
 
     #[test]
-    fn an_invalid_sink_is_refused_without_showing_its_password() {
+    fn an_invalid_sink_is_rejected_without_showing_its_password() {
         let bus = "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\n";
-        let url = "url = \"amqp://user:geheim@host\"\n";
+        let url = "url = \"amqp://user:s3cret@host\"\n";
         for (text, error) in [
             ("[sink]\nname = \"bus\"".into(), "must be written [[sink]], with two brackets"),
             (bus.into(), "url: is missing"),
             (
-                format!("{bus}url = \"nats://user:geheim@host\""),
+                format!("{bus}url = \"nats://user:s3cret@host\""),
                 "must begin with amqp:// or amqps:// for kind rabbitmq",
             ),
             (format!("{bus}url = \"amqp://user:gehe/im@\""), "url: "),
@@ -371,26 +401,39 @@ mod tests {
             (format!("{bus}{url}types = [\"\"]"), "types: must name"),
             (format!("{bus}{url}on_rejected = \"panic\""), "unknown variant `panic`"),
             (format!("{bus}{url}colour = 1"), "unknown field `colour`"),
-            (format!("{bus}{url}{bus}{url}"), "line 6: [[sink]] name: another sink is named \"bus\""),
+            (format!("{bus}{url}{bus}{url}"), "line 6: [[sink]] name: duplicate sink name \"bus\""),
             ("[[sink]]\nname = \"a b\"\nkind = \"file\"\npath = \"x\"".into(), "name: must have"),
             ("[[sink]]\nname = \"a\"\nkind = \"kafka\"".into(), "unknown variant `kafka`"),
             ("[[sink]]\nname = \"a\"\nkind = \"file\"".into(), "path: is missing"),
             (
-                "[[sink]]\nname = \"a\"\nkind = \"webhook\"\nurl = \"http://a:geheim@b\"".into(),
+                "[[sink]]\nname = \"a\"\nkind = \"webhook\"\nurl = \"http://a:s3cret@b\"".into(),
                 "must not contain a user name",
             ),
             (
-                "[[sink]]\nname = \"a\"\nkind = \"webhook\"\nurl = \"http://b\"\nsecret = \"whsec_geheim\"".into(),
+                "[[sink]]\nname = \"a\"\nkind = \"webhook\"\nurl = \"http://b\"\nsecret = \"whsec_s3cret\"".into(),
                 "secret: must be whsec_ and 24 to 64 bytes in base64; it is not base64",
             ),
             (
                 "[[sink]]\nname = \"a\"\nkind = \"nats\"\nurl = \"nats://b\"\nsubject_prefix = \"a..b\"".into(),
                 "subject_prefix: must be words",
             ),
+            (format!("{bus}{url}types = [\"jobs.*\"]"), "types: \"jobs.*\" matches no event; the types are job.created,"),
+            (format!("{bus}{url}exchange = \"{}\"", "x".repeat(256)), "exchange: must have 1 to 255 bytes"),
+            (format!("{bus}{url}exchange = \" faena\""), "exchange: must have 1 to 255 bytes"),
+            (
+                "[[sink]]\nname = \"r\"\nkind = \"redis\"\nurl = \"redis://:s3cret@h/abc\"".into(),
+                "line 4: [[sink]] url: the database after the host must be a number",
+            ),
+            (
+                "[[sink]]\nname = \"a\"\nkind = \"file\"\npath = \"e.log\"\n[[sink]]\nname = \"b\"\nkind = \"file\"\npath = \"./e.log\""
+                    .into(),
+                "line 8: [[sink]] path: sink \"a\" writes to this file too",
+            ),
+            ("[[sink]]\nname = \"a\"\nkind = \"file\"\npath = \"logs/\"".into(), "path: must name a file"),
         ] {
-            let found = parse(&text).expect_err("refused");
+            let found = parse(&text).expect_err("rejected");
             assert!(found.contains(error), "{text}: {found}");
-            assert!(!found.contains("geheim"), "{found}");
+            assert!(!found.contains("s3cret"), "{found}");
         }
     }
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use faena_domain::parse_duration;
 use faena_engine::{DatabaseUrl, SourceConfig, Target};
-use faena_store::{ForeignColumns, ForeignMapping, ForeignOutbox};
+use faena_store::{ExternalColumns, ExternalMapping, ExternalOutbox};
 use serde::Deserialize;
 
 use super::{
     ConfigError,
-    file::{Entry, Placed, Problem, problem},
+    file::{Entry, Located, Problem, problem},
     without_password,
 };
 
@@ -90,21 +90,21 @@ const MAX_BATCH: u32 = 1_000;
 /// The length limit of a PostgreSQL identifier.
 const MAX_NAME_BYTES: usize = 63;
 
-pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Placed<Source>>, ConfigError> {
-    let mut read: Vec<Placed<Source>> = Vec::new();
+pub fn read(entries: &[Entry<'_, '_>]) -> Result<Vec<Located<Source>>, ConfigError> {
+    let mut sources: Vec<Located<Source>> = Vec::new();
     for entry in entries {
-        let source = check(entry.read()?).map_err(|problem| entry.error(problem))?;
-        for known in read.iter().map(|placed| &placed.value) {
+        let source = into_source(entry.read()?).map_err(|problem| entry.error(problem))?;
+        for known in sources.iter().map(|located| &located.value) {
             check_pair(&known.config, &source.config).map_err(|problem| entry.error(problem))?;
         }
-        read.push(entry.placed(source));
+        sources.push(entry.located(source));
     }
-    Ok(read)
+    Ok(sources)
 }
 
 fn check_pair(first: &SourceConfig, second: &SourceConfig) -> Result<(), Problem> {
     if first.name == second.name {
-        return Err(problem("name", format!("another source is named {:?}", second.name)));
+        return Err(problem("name", format!("duplicate source name {:?}", second.name)));
     }
     if first.url == second.url && first.mapping.lock == second.mapping.lock {
         let message = format!(
@@ -113,18 +113,51 @@ fn check_pair(first: &SourceConfig, second: &SourceConfig) -> Result<(), Problem
         );
         return Err(problem("lock", message));
     }
+    let table = |source: &SourceConfig| (source.mapping.schema.clone(), source.mapping.table.clone());
+    if first.url == second.url && table(first) == table(second) {
+        let message = format!("source {:?} relays this table too, so every row would be processed twice", first.name);
+        return Err(problem("table", message));
+    }
     Ok(())
 }
 
-fn check(entry: SourceEntry) -> Result<Source, Problem> {
+/// Rejects names that stand for two different things.
+fn check_distinct(mapping: &ExternalMapping) -> Result<(), Problem> {
+    for (key, table) in [("processed_table", &mapping.processed_table), ("dead_table", &mapping.dead_table)] {
+        if table.as_ref() == Some(&mapping.table) {
+            return Err(problem(key, "must be another table than table"));
+        }
+    }
+    let ExternalColumns { id, kind, payload, occurred_at, dispatched_at, attempts, error, correlation_id } =
+        &mapping.columns;
+    let mut columns = vec![
+        ("columns.id", id),
+        ("columns.type", kind),
+        ("columns.payload", payload),
+        ("columns.occurred_at", occurred_at),
+        ("columns.dispatched_at", dispatched_at),
+        ("columns.attempts", attempts),
+        ("columns.error", error),
+    ];
+    columns.extend(correlation_id.iter().map(|name| ("columns.correlation_id", name)));
+    for (at, (key, name)) in columns.iter().enumerate() {
+        if let Some((other, _)) = columns[..at].iter().find(|(_, other)| other == name) {
+            return Err(problem(*key, format!("is the same column as {other}: {name:?}")));
+        }
+    }
+    Ok(())
+}
+
+fn into_source(entry: SourceEntry) -> Result<Source, Problem> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
         return Err(problem("name", "must have 1 to 100 letters, digits, dots, dashes or underscores"));
     }
     let mapping = mapping(&entry)?;
+    check_distinct(&mapping)?;
     // The error never repeats the URL, which may contain a password.
     let is_postgres = entry.url.starts_with("postgres://") || entry.url.starts_with("postgresql://");
-    if !is_postgres || ForeignOutbox::open(&entry.url, mapping.clone()).is_err() {
+    if !is_postgres || ExternalOutbox::open(&entry.url, mapping.clone()).is_err() {
         return Err(problem("url", "must look like postgres://user:password@host:5432/database"));
     }
     let period = match entry.every.as_deref().map(parse_duration) {
@@ -136,19 +169,19 @@ fn check(entry: SourceEntry) -> Result<Source, Problem> {
     Ok(Source { config, sink: entry.sink })
 }
 
-fn mapping(entry: &SourceEntry) -> Result<ForeignMapping, Problem> {
-    let default = ForeignMapping::default();
-    let columns = ForeignColumns::default();
+fn mapping(entry: &SourceEntry) -> Result<ExternalMapping, Problem> {
+    let default = ExternalMapping::default();
+    let columns = ExternalColumns::default();
     let given = &entry.columns;
     let batch = entry.batch.unwrap_or(default.batch);
     if !(1..=MAX_BATCH).contains(&batch) {
-        return Err(problem("batch", format!("must be from 1 to {MAX_BATCH}, is {batch}")));
+        return Err(problem("batch", format!("must be between 1 and {MAX_BATCH}, got {batch}")));
     }
     let order_by = entry.order_by.iter().map(|column| identifier("order_by", Some(column), ""));
-    Ok(ForeignMapping {
+    Ok(ExternalMapping {
         schema: entry.schema.as_ref().map(|schema| identifier("schema", Some(schema), "")).transpose()?,
         table: identifier("table", entry.table.as_ref(), &default.table)?,
-        columns: ForeignColumns {
+        columns: ExternalColumns {
             id: identifier("columns.id", given.id.as_ref(), &columns.id)?,
             kind: identifier("columns.type", given.r#type.as_ref(), &columns.kind)?,
             payload: identifier("columns.payload", given.payload.as_ref(), &columns.payload)?,
@@ -196,20 +229,26 @@ fn optional(key: &str, given: Option<&String>, default: Option<String>) -> Resul
 
 /// Adds the sink that the source names. Fails if there is no such sink.
 pub fn resolve<'a>(
-    source: &Placed<Source>,
+    source: &Located<Source>,
     mut sinks: impl Iterator<Item = (&'a str, &'a Target)>,
 ) -> Result<SourceConfig, ConfigError> {
     let Source { config, sink } = &source.value;
     let Some(name) = sink else { return Ok(config.clone()) };
     match sinks.find(|(known, _)| known == name) {
         Some((_, target)) => Ok(SourceConfig { sink: Some(target.clone()), ..config.clone() }),
-        None => {
-            Err(ConfigError(format!("{}: [[outbox.source]] sink: there is no [[sink]] named {name:?}", source.place)))
-        }
+        None => Err(ConfigError(format!(
+            "{}: [[outbox.source]] sink: there is no [[sink]] named {name:?}",
+            source.position
+        ))),
     }
 }
 
 impl Source {
+    /// Returns the name of its sink.
+    pub fn sink(&self) -> Option<&String> {
+        self.sink.as_ref()
+    }
+
     /// Returns the name and a description for `faena config`, without passwords.
     pub fn row(&self) -> (&str, String) {
         let to = self.sink.as_ref().map_or_else(|| "to jobs".to_owned(), |sink| format!("to sink {sink}"));
@@ -225,7 +264,7 @@ mod tests {
     use super::*;
     use crate::config::file::File;
 
-    fn parse(text: &str) -> Result<Vec<Placed<Source>>, String> {
+    fn parse(text: &str) -> Result<Vec<Located<Source>>, String> {
         let file = File::new("faena.toml", text);
         let (_, outbox) = file.sections().expect("valid TOML").remove(0);
         let source = outbox.get_ref().get("source").expect("a source").clone();
@@ -233,7 +272,7 @@ mod tests {
         entries.and_then(|entries| read(&entries)).map_err(|error| error.to_string())
     }
 
-    const TICKETS: &str = "[[outbox.source]]\nname = \"tickets\"\nurl = \"postgres://app:geheim@host/tickets\"\n";
+    const TICKETS: &str = "[[outbox.source]]\nname = \"tickets\"\nurl = \"postgres://app:s3cret@host/tickets\"\n";
 
     #[test]
     fn a_source_uses_the_table_and_column_names_of_the_application() {
@@ -246,35 +285,47 @@ mod tests {
         assert_eq!((mapping.columns.id.as_str(), mapping.columns.kind.as_str()), ("key", "Type"));
         assert_eq!((&mapping.columns.correlation_id, &mapping.processed_table), (&None, &None));
         let shown = format!("{:?} {:?}", sources[0].value.row(), sources[0].value.config);
-        assert!(shown.contains("app:***@host") && !shown.contains("geheim"), "{shown}");
+        assert!(shown.contains("app:***@host") && !shown.contains("s3cret"), "{shown}");
     }
 
     #[test]
-    fn an_invalid_source_is_refused_without_showing_its_password() {
+    fn an_invalid_source_is_rejected_without_showing_its_password() {
         for (text, error) in [
             ("[outbox.source]\nname = \"x\"".to_owned(), "must be written [[outbox.source]], with two brackets"),
             (TICKETS.replace("postgres:", "mysql:"), "url: must look like postgres://"),
             (TICKETS.replace("@host", "@host:port"), "url: must look like postgres://"),
-            (format!("{TICKETS}batch = 0"), "batch: must be from 1 to 1000, is 0"),
+            (format!("{TICKETS}batch = 0"), "batch: must be between 1 and 1000, got 0"),
             (format!("{TICKETS}table = \"\""), "table: must have 1 to 63 bytes"),
             (format!("{TICKETS}columns = {{ ident = \"x\" }}"), "unknown field `ident`"),
             (format!("{TICKETS}every = \"2h\""), "every: must be a duration from 100ms to 60s"),
-            (format!("{TICKETS}{TICKETS}"), "line 5: [[outbox.source]] name: another source is named \"tickets\""),
+            (format!("{TICKETS}{TICKETS}"), "line 5: [[outbox.source]] name: duplicate source name \"tickets\""),
             (
                 format!("{TICKETS}{}", TICKETS.replace("name = \"tickets\"", "name = \"other\"")),
                 "lock: source \"tickets\" uses 42 in the same database",
             ),
+            (
+                format!("{TICKETS}{}lock = 7", TICKETS.replace("name = \"tickets\"", "name = \"other\"")),
+                "table: source \"tickets\" relays this table too",
+            ),
+            (
+                format!("{TICKETS}dead_table = \"OutboxMessages\""),
+                "line 4: [[outbox.source]] dead_table: must be another table",
+            ),
+            (
+                format!("{TICKETS}columns = {{ error = \"Type\" }}"),
+                "columns.error: is the same column as columns.type: \"Type\"",
+            ),
         ] {
-            let found = parse(&text).err().expect("refused");
+            let found = parse(&text).err().expect("rejected");
             assert!(found.contains(error), "{text}: {found}");
-            assert!(!found.contains("geheim"), "{found}");
+            assert!(!found.contains("s3cret"), "{found}");
         }
     }
 
     #[test]
-    fn a_source_with_an_unknown_sink_is_refused() {
+    fn a_source_with_an_unknown_sink_is_rejected() {
         let sources = parse(&format!("{TICKETS}sink = \"bus\"")).expect("good");
-        let error = resolve(&sources[0], std::iter::empty()).expect_err("refused").to_string();
+        let error = resolve(&sources[0], std::iter::empty()).expect_err("rejected").to_string();
         assert_eq!(error, "faena.toml, line 1: [[outbox.source]] sink: there is no [[sink]] named \"bus\"");
     }
 }

@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use clap::{Arg, Command};
 
-use super::{cell, generated};
+use super::{escape_cell, generated_notice};
 
 pub fn render(mut command: Command) -> String {
     command.build();
     let mut text = String::from("# Command line\n\n");
-    text.push_str(&generated("cli"));
+    text.push_str(&generated_notice("cli"));
     text.push_str(
         "\nCommands that talk to a server find it at `FAENA_URL` (default `http://127.0.0.1:3000`) or `--url`.\n\
          Every command that prints a table also prints JSON with `--json`.\n\
@@ -53,7 +53,7 @@ fn is_internal(command: &Command) -> bool {
 }
 
 fn about(command: &Command) -> String {
-    cell(&command.get_about().map(ToString::to_string).unwrap_or_default())
+    escape_cell(&command.get_about().map(ToString::to_string).unwrap_or_default())
 }
 
 fn name(argument: &Arg) -> String {
@@ -72,7 +72,11 @@ fn description(argument: &Arg) -> String {
     let values: Vec<String> =
         argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
     let is_flag = !argument.get_action().takes_values();
-    if values.is_empty() || is_flag { cell(&help) } else { format!("{}: {}", cell(&help), values.join(", ")) }
+    if values.is_empty() || is_flag {
+        escape_cell(&help)
+    } else {
+        format!("{}: {}", escape_cell(&help), values.join(", "))
+    }
 }
 
 fn default(argument: &Arg) -> String {

@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use super::{cell, generated};
-use crate::config::{KEYS, Key, Kind, sections};
+use super::{escape_cell, generated_notice};
+use crate::config::{KEYS, Key, Kind, UNUSED_VARIABLES, sections};
 
 pub fn render() -> String {
     let mut text = String::from("# Configuration\n\n");
-    text.push_str(&generated("configuration"));
+    text.push_str(&generated_notice("configuration"));
     text.push_str(
         "\nFaena needs no configuration to start.\n\
          A value comes from the first of these that sets it: a flag, the environment, `faena.toml`, the default.\n\
@@ -21,8 +21,13 @@ pub fn render() -> String {
          concurrency = 20\n\
          ```\n\n\
          Durations are written `500ms`, `30s`, `5m`, `12h` or `7d`.\n\
-         Variables that Kubernetes sets for a service named `faena` are ignored.\n",
+         Variables that Kubernetes sets for a service named `faena` are ignored.\n\n\
+         Variables that other task schedulers need are accepted; the server logs once that they have no effect:\n\n\
+         | Variable | Reason |\n|---|---|\n",
     );
+    for (variable, reason) in UNUSED_VARIABLES {
+        let _ = writeln!(text, "| `{variable}` | {reason} |");
+    }
     let mut section = "";
     for key in KEYS {
         let current = key.path.split_once('.').map_or(key.path, |(section, _)| section);
@@ -39,8 +44,8 @@ pub fn render() -> String {
             key.path,
             key.env,
             default(key),
-            cell(&values(key.kind)),
-            cell(key.doc)
+            escape_cell(&values(key.kind)),
+            escape_cell(key.doc)
         );
     }
     text.push_str("\n## Sections that can be repeated\nEach line shows a key with an example or its default.\n");
@@ -65,7 +70,7 @@ fn default(key: &Key) -> String {
 
 fn values(kind: Kind) -> String {
     match kind {
-        Kind::Text => "text".into(),
+        Kind::Text | Kind::OptionalText => "text".into(),
         Kind::Secret => "URL".into(),
         Kind::Number { min, max } => format!("{min} to {max}"),
         Kind::Limit { max } => format!("1 to {max}, or `none`"),
@@ -74,7 +79,12 @@ fn values(kind: Kind) -> String {
         Kind::Choice(choices) => choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", "),
         Kind::Roles => "`api`, `engine`, `worker`".into(),
         Kind::Networks => "networks such as `10.0.0.0/8`, separated by commas".into(),
+        Kind::Origins => "`*`, or origins such as `https://app.example.com`, separated by commas".into(),
         Kind::Names => "names, separated by commas".into(),
+        Kind::Uri => "URI reference".into(),
         Kind::Secrets => "secrets, separated by commas".into(),
+        Kind::Endpoint => "URL".into(),
+        Kind::Headers | Kind::Pairs => "`name=value`, separated by commas".into(),
+        Kind::Ratio => "0 to 1".into(),
     }
 }

@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use faena_domain::ErrorCode;
 
-use super::{cell, generated};
+use super::{escape_cell, generated_notice};
 
 pub fn render() -> String {
     let mut text = String::from("# Error codes\n\n");
-    text.push_str(&generated("errors"));
+    text.push_str(&generated_notice("errors"));
     text.push_str(
         "\nEvery error response has this body:\n\
          ```json\n\
@@ -18,7 +18,8 @@ pub fn render() -> String {
          | Code | HTTP status | Meaning |\n|---|---|---|\n",
     );
     for code in ErrorCode::ALL {
-        let _ = writeln!(text, "| `{}` | {} | {} |", code.as_str(), code.http_status(), cell(code.description()));
+        let _ =
+            writeln!(text, "| `{}` | {} | {} |", code.as_str(), code.http_status(), escape_cell(code.description()));
     }
     text
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use faena_domain::{ErrorReason, JobState, LogEvent};
 
-use super::{cell, generated};
+use super::{escape_cell, generated_notice};
 
 /// A field of a JSON object.
 struct Field(&'static str, &'static str, &'static str);
@@ -12,18 +12,18 @@ struct Field(&'static str, &'static str, &'static str);
 /// The fields of a job, in the order in which the API writes them.
 const JOB: &[Field] = &[
     Field("id", "UUID", "Id of the job, a UUIDv7."),
-    Field("name", "text, 1–255", "Name for people; defaults to `type`."),
+    Field("name", "text, 1–255", "Display name; defaults to `type`."),
     Field("type", "text, 1–100", "Type of the job, which selects the handler."),
     Field("queue", "text, 1–100", "Queue; `default` if not given."),
     Field("status", "state", "Current state, see [States](#states)."),
     Field("priority", "`LOW`, `NORMAL`, `HIGH`, `CRITICAL`", "Priority; `NORMAL` if not given."),
-    Field("payload", "JSON object", "Input of the handler, kept to the letter."),
+    Field("payload", "JSON object", "Input of the handler, stored unchanged."),
     Field("maxRetries", "number", "Retries after the first attempt."),
     Field("retryCount", "number", "Retries so far."),
     Field("retryDelay", "ms", "Delay before the first retry."),
     Field("backoffMultiplier", "number", "Factor by which the delay grows with each retry."),
     Field("maxDelay", "ms", "Upper bound of the delay."),
-    Field("retryDelays", "list of ms", "Explicit delays instead of the formula."),
+    Field("retryDelays", "list of ms", "Explicit delays instead of the computed backoff."),
     Field("jitter", "0–1", "Random part of the delay."),
     Field("retryOn", "text or list", "Which errors are retried."),
     Field("timeoutMs", "ms", "Time limit of one run; `null`: the server's default."),
@@ -34,11 +34,11 @@ const JOB: &[Field] = &[
     Field("queuedAt", "time", "Time at which it last became ready."),
     Field("startedAt", "time", "Start of the latest run."),
     Field("completedAt", "time", "Time at which it finished, in any final state."),
-    Field("nextRetryAt", "time", "Time of the next attempt, while it is `RETRYING`."),
+    Field("nextAttemptAt", "time", "Time of the next attempt, while it is `RETRYING`."),
     Field("result", "JSON", "Result of the handler."),
     Field("error", "text", "Error of the latest failed run."),
     Field("errorReason", "reason", "Why it failed, see [Error reasons](#error-reasons)."),
-    Field("progress", "object", "Last progress report of the handler."),
+    Field("progress", "object", "Last progress that a run reported. It stays until the next run reports something."),
     Field("steps", "list", "Finished durable steps with their results."),
     Field("attempts", "list", "Runs of a dead-lettered job with their errors."),
     Field("executionLog", "list", "What happened to the job, see [Execution log](#execution-log)."),
@@ -46,6 +46,11 @@ const JOB: &[Field] = &[
     Field("scheduleDue", "time", "Due time of the schedule for which it was created."),
     Field("workerId", "text", "Worker of the latest run."),
     Field("run", "number", "Run number of the latest claim. It only grows and fences late reports."),
+    Field(
+        "attempt",
+        "number",
+        "Attempts so far, see [Attempts](../concepts/life-cycle.md#attempts); 0 if it never ran.",
+    ),
     Field("webhookUrl", "URL", "URL to notify when the job finishes."),
     Field("correlationId", "text", "Id shared by everything that belongs together; defaults to the job's id."),
     Field("idempotencyKey", "text", "A repeated submit with this key returns the existing job."),
@@ -70,11 +75,11 @@ const EVENTS: &[(&str, &str)] = &[
 
 pub fn render() -> String {
     let mut text = String::from("# Jobs and events\n\n");
-    text.push_str(&generated("jobs"));
+    text.push_str(&generated_notice("jobs"));
     text.push_str("\nJSON fields are written in camelCase, times in RFC 3339 with milliseconds, in UTC.\n");
     text.push_str("\n## Fields of a job\n| Field | Type | Description |\n|---|---|---|\n");
     for Field(name, kind, description) in JOB {
-        let _ = writeln!(text, "| `{name}` | {} | {} |", cell(kind), cell(description));
+        let _ = writeln!(text, "| `{name}` | {} | {} |", escape_cell(kind), escape_cell(description));
     }
     text.push_str("\nOptional fields that are not set are `null` or absent.\n");
     text.push_str("\n## States\n| State | May become | Final |\n|---|---|---|\n");
@@ -90,7 +95,8 @@ pub fn render() -> String {
         let _ = writeln!(text, "| `{}` | {} |", reason.as_str(), reason_text(reason));
     }
     text.push_str("\n## Execution log\nEach entry has `timestamp`, `event`, `details` and `run`.\n");
-    text.push_str("Newer versions may add events; a client ignores those it does not know.\n\n");
+    text.push_str("Newer versions may add events, and a worker may name events of its own;");
+    text.push_str(" a client ignores those it does not know.\n\n");
     let events: Vec<String> = LogEvent::ALL.iter().map(|event| format!("`{}`", event.as_str())).collect();
     let _ = writeln!(text, "{}", events.join(" "));
     text.push_str("\n## Event types\n| Type | Meaning |\n|---|---|\n");
@@ -104,7 +110,7 @@ pub fn render() -> String {
 fn reason_text(reason: ErrorReason) -> &'static str {
     match reason {
         ErrorReason::Error => "The handler failed.",
-        ErrorReason::Timeout => "The run exceeded its time limit.",
+        ErrorReason::Timeout => "The run exceeded its time limit, or did not start in time.",
         ErrorReason::Orphaned => "The worker or the node that ran the job was lost.",
         ErrorReason::Cancelled => "The job was cancelled.",
         ErrorReason::Expired => "The job did not start before `expiresAt`.",

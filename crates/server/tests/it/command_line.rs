@@ -2,12 +2,13 @@
 //!
 //! Exit codes: 0 success, 1 rejected by the server or job failed, 2 wrong usage, 3 server unreachable.
 
-use std::{io::Write, net::TcpListener, path::Path, process::Stdio};
+use std::{io::Write, path::Path, process::Stdio};
 
 use serde_json::{Value, json};
 
 use crate::{
     faena::{Faena, command, eventually, run},
+    ports::free_port,
     shell::{Shell, output_parts},
 };
 
@@ -19,7 +20,38 @@ async fn a_job_is_submitted_watched_and_shown() {
     let id = id.trim();
     shell.faena.wait_for_state(id, "COMPLETED").await;
     let shown = shell.stdout(&["jobs", "show", id]);
-    for part in [id, "sleep  COMPLETED", "quiet (HIGH)", r#"{"ms": 1}"#, "1 of 4", "created", "completed"] {
+    for part in [
+        id,
+        "sleep  COMPLETED",
+        "quiet (HIGH)",
+        r#"{"ms": 1}"#,
+        "attempt          1\n",
+        "0 of 3",
+        "created",
+        "completed",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let second = shell.stdout(&[
+        "enqueue",
+        "unknown.type",
+        "--tag",
+        "red",
+        "--tag",
+        "blue",
+        "--after",
+        id,
+        "--unique-key",
+        "u-1",
+        "--concurrency-key",
+        "c-1",
+        "--idempotency-key",
+        "i-1",
+        "--webhook-url",
+        "https://example.org/hook",
+    ]);
+    let shown = shell.stdout(&["jobs", "show", second.trim()]);
+    for part in ["red, blue", id, "u-1", "c-1", "i-1", "https://example.org/hook"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     let watched = shell.stdout(&["jobs", "watch", id]);
@@ -43,7 +75,8 @@ async fn the_exit_code_of_watching_a_job_says_how_it_finished() {
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_listed_as_a_table_or_as_json() {
     let shell = Shell::start(&[]).await;
-    assert!(shell.stdout(&["jobs", "list"]).ends_with("0 of 0 jobs\n"));
+    assert_eq!(shell.stdout(&["jobs", "list"]), "no jobs; submit one with \"faena enqueue TYPE\"\n");
+    assert_eq!(shell.stdout(&["jobs", "list", "--queue", "x"]), "no jobs match\n");
     for n in 0..3 {
         shell.stdout(&["enqueue", "unknown.type", "--queue", &format!("q{n}")]);
     }
@@ -55,9 +88,16 @@ async fn jobs_are_listed_as_a_table_or_as_json() {
     assert!(rest.contains("q0") && !rest.contains("q1"), "{rest}");
     let list = shell.json(&["jobs", "list", "--json", "--status", "queued", "--queue", "q1"]);
     assert_eq!((&list["total"], &list["jobs"][0]["queue"]), (&json!(1), &json!("q1")));
+    shell.faena.submit(json!({"type": "unknown.type", "name": "Own name", "priority": "LOW"})).await;
+    let oldest = shell.json(&["jobs", "list", "--json", "--sort", "priority", "--order", "asc", "--limit", "2"]);
+    let order: Vec<&Value> = oldest["jobs"].as_array().unwrap().iter().map(|job| &job["queue"]).collect();
+    assert_eq!(order, ["default", "q0"], "the lowest priority first, then the oldest");
+    assert_eq!(shell.json(&["jobs", "list", "--json", "--name", "Own name"])["total"], 1);
+    assert_eq!(shell.json(&["jobs", "list", "--json", "--priority", "low,normal", "-q", "own name"])["total"], 1);
+    assert_eq!(shell.json(&["jobs", "list", "--json", "--worker-id", "w", "--error", "x"])["total"], 0);
     let (code, _, stderr) = shell.run(&["jobs", "list", "--status", "asleep"]);
     assert_eq!(code, 1);
-    assert!(stderr.contains("VALIDATION_ERROR") && stderr.contains("status"), "{stderr}");
+    assert!(stderr.starts_with("faena: --status: must be one of PENDING"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,25 +105,31 @@ async fn jobs_are_cancelled_and_retried() {
     let shell = Shell::start(&[]).await;
     let id = shell.stdout(&["enqueue", "unknown.type"]);
     let id = id.trim();
-    assert_eq!(shell.stdout(&["jobs", "cancel", id]), format!("{id} was cancelled (CANCELLED)\n"));
+    assert_eq!(shell.stdout(&["jobs", "cancel", id]), format!("{id} was cancelled\n"));
     let (code, stdout, stderr) = shell.run(&["jobs", "cancel", id]);
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert!(stderr.starts_with("faena: ") && stderr.contains("(INVALID_TRANSITION)"), "{stderr}");
     let again = shell.json(&["jobs", "retry", id, "--json"]);
     assert_eq!(again, json!({"id": id, "status": "PENDING", "retryCount": 0}));
     shell.faena.wait_for_state(id, "QUEUED").await;
+    let body = json!({"type": "sleep", "payload": {"ms": 600000}, "timeoutMs": 20, "retryDelay": 3600000, "maxDelay": 3600000});
+    let retrying = shell.faena.submit(body).await;
+    shell.faena.wait_for_state(&retrying, "RETRYING").await;
+    assert!(shell.stdout(&["jobs", "show", &retrying]).contains("next attempt"));
+    assert_eq!(shell.stdout(&["jobs", "retry", &retrying]), format!("{retrying} starts its next attempt now\n"));
+    eventually("the second attempt fails", async || {
+        (shell.faena.job(&retrying).await["retryCount"] == 2).then_some(())
+    })
+    .await;
     let running = shell.stdout(&["enqueue", "sleep", r#"{"ms": 600000}"#]);
     shell.faena.wait_for_state(running.trim(), "PROCESSING").await;
-    assert_eq!(
-        shell.stdout(&["jobs", "cancel", running.trim()]),
-        format!("{} was cancelled (CANCELLED)\n", running.trim())
-    );
+    assert_eq!(shell.stdout(&["jobs", "cancel", running.trim()]), format!("{} was cancelled\n", running.trim()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn webhooks_are_listed_shown_and_redelivered() {
     let shell = Shell::start(&[("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")]).await;
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = format!("127.0.0.1:{}", free_port());
     let body = json!({"name": "noop", "webhookUrl": format!("http://{free}/hook")});
     let request = shell.faena.http.post(format!("{}/api/v1/jobs", shell.faena.url)).json(&body);
     let job = request.send().await.unwrap().json::<Value>().await.unwrap()["id"].as_str().unwrap().to_owned();
@@ -111,24 +157,34 @@ async fn webhooks_are_listed_shown_and_redelivered() {
 async fn errors_go_to_stderr_with_their_exit_code() {
     let shell = Shell::start(&[]).await;
     let unknown = "018f0000-0000-7000-8000-000000000000";
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = format!("127.0.0.1:{}", free_port());
     let unreachable = format!("http://{free}");
+    let with_tls = shell.faena.url.replace("http://", "https://");
     for (arguments, code, part) in [
         (vec!["jobs", "show", unknown], 1, "NOT_FOUND"),
-        (vec!["jobs", "show", "abc"], 1, "VALIDATION_ERROR"),
+        (vec!["jobs", "show", "abc"], 1, "ID: must be a UUID"),
         (vec!["jobs", "watch", unknown], 1, "NOT_FOUND"),
         (vec!["webhooks", "show", unknown], 1, "NOT_FOUND"),
         (vec!["webhooks", "redeliver", unknown], 1, "NOT_FOUND"),
         (vec!["jobs", "retry", unknown], 1, "NOT_FOUND"),
-        (vec!["enqueue", "noop", "--priority", "huge"], 1, "priority: must be LOW"),
-        (vec!["enqueue", "noop", "[1]"], 1, "payload: must be a JSON object"),
-        (vec!["enqueue", "noop", "{"], 2, "the payload is not valid JSON"),
+        (vec!["enqueue", "noop", "--priority", "huge"], 1, "--priority: must be LOW"),
+        (vec!["enqueue", "noop", "[1]"], 1, "PAYLOAD: must be a JSON object"),
+        (vec!["enqueue", "noop", "{"], 2, "PAYLOAD: not valid JSON at line 1, column 1"),
         (vec!["enqueue"], 2, "Usage"),
         (vec!["jobs"], 2, "Usage"),
         (vec!["no-such-command"], 2, "unrecognized subcommand"),
         (vec!["jobs", "list", "--limit", "many"], 2, "invalid value"),
         (vec!["jobs", "list", "--url", "localhost:3000"], 2, "not a valid server URL: \"localhost:3000\""),
-        (vec!["jobs", "list", "--url", &unreachable], 3, "faena serve"),
+        (
+            vec!["jobs", "list", "--url", &unreachable],
+            3,
+            "nothing listens there; start the server with \"faena serve\"",
+        ),
+        (vec!["jobs", "list", "--url", "http://no-such-host.invalid"], 3, "the host name is not known"),
+        (vec!["jobs", "list", "--url", &with_tls], 3, "the server does not use TLS; write http:// instead of https://"),
+        (vec!["enqueue", "noop", "--at", "soon"], 1, "--at: must be a time like"),
+        (vec!["limits", "reset", "--queue", "nope"], 1, "there is no limit for queue nope"),
+        (vec!["queues", "resume", "nope"], 1, "no queue \"nope\""),
         (vec!["enqueue", "noop", "--url", &unreachable], 3, "faena serve"),
     ] {
         let (found, stdout, stderr) = shell.run(&arguments);
@@ -221,6 +277,38 @@ fn help_and_version_go_to_stdout_with_exit_code_0() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_list_is_a_sentence() {
+    let shell = Shell::start(&[]).await;
+    for (arguments, text) in [
+        (vec!["schedules", "list"], "no schedules; create one with \"faena schedules create\""),
+        (vec!["schedules", "list", "-q", "x"], "no schedules match"),
+        (vec!["webhooks", "list"], "no webhooks; a job with --webhook-url creates one when it finishes"),
+        (vec!["queues", "list"], "no queues; a queue exists as soon as a job or a setting names it"),
+        (vec!["dlq", "list"], "no dead letters"),
+        (vec!["dlq", "retry", "--search", "x", "--dry-run"], "no dead letters match (dry run)"),
+        (vec!["outbox", "sinks"], "no sinks; add a [[sink]] to the configuration of the server"),
+        (vec!["outbox", "dead"], "no rejected events"),
+        (vec!["audit"], "no actions yet"),
+        (vec!["audit", "--actor", "ana"], "no actions match"),
+    ] {
+        assert_eq!(shell.stdout(&arguments), format!("{text}\n"), "{arguments:?}");
+    }
+    assert!(shell.stdout(&["keys", "list"]).starts_with("no API keys, so every caller on this machine"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_audit_log_counts_jobs_only_for_actions_on_jobs() {
+    let shell = Shell::start(&[]).await;
+    let id = shell.stdout(&["enqueue", "unknown.type"]);
+    shell.stdout(&["queues", "pause", "mail"]);
+    shell.stdout(&["jobs", "cancel", id.trim()]);
+    let table = shell.stdout(&["audit"]);
+    let line = |action: &str| table.lines().find(|line| line.contains(action)).unwrap().to_owned();
+    assert!(line("queue.pause").ends_with("mail"), "{table}");
+    assert!(line("job.cancel").contains(&format!("{}  1 ", id.trim())), "{table}");
+}
+
 #[test]
 fn a_closed_pipe_is_not_an_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -263,6 +351,28 @@ async fn a_command_as_a_worker_keeps_its_whole_result_and_leaves_no_process_behi
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_command_as_a_worker_reports_its_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut faena = Faena::start(folder.path(), &[]).await;
+    let log = folder.path().join("worker.log");
+    let mut worker = command(folder.path());
+    worker.args(["worker", "--url", &faena.url, "--type", "greet", "--", "cat"]).stdin(Stdio::null());
+    let mut worker = worker.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    let logged = async |part: &str| {
+        let read = async || std::fs::read_to_string(&log).ok().filter(|text| text.contains(part));
+        eventually(part, read).await
+    };
+    let text = logged("connected, waiting for jobs").await;
+    assert!(text.contains("types=\"greet\"") && text.contains(&faena.url), "{text}");
+    faena.kill();
+    logged("WARN connection lost, reconnecting").await;
+    logged("WARN cannot connect, retrying").await;
+    assert!(std::process::Command::new("kill").arg(worker.id().to_string()).status().unwrap().success());
+    assert!(worker.wait().unwrap().success());
+    logged("INFO stopped").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn queues_are_listed_changed_paused_and_resumed() {
     let shell = Shell::start(&[]).await;
     shell.stdout(&["enqueue", "unknown.type", "--queue", "mail", "--priority", "high"]);
@@ -272,8 +382,11 @@ async fn queues_are_listed_changed_paused_and_resumed() {
     {
         assert!(set.contains(part), "{part}: {set}");
     }
-    let paused = shell.stdout(&["queues", "pause", "mail", "--reason", "the relay is down"]);
-    assert!(paused.contains("paused        by loopback since") && paused.contains(": the relay is down"), "{paused}");
+    let paused = shell.stdout(&["queues", "pause", "mail", "--reason", "the SMTP server is down"]);
+    assert!(
+        paused.contains("paused        by loopback since") && paused.contains(": the SMTP server is down"),
+        "{paused}"
+    );
     let table = shell.stdout(&["queues", "list"]);
     assert!(table.contains("mail") && table.contains("paused by loopback, concurrency 2"), "{table}");
     assert!(!shell.stdout(&["queues", "resume", "mail"]).contains("paused"));
@@ -286,7 +399,7 @@ async fn queues_are_listed_changed_paused_and_resumed() {
     assert_eq!(shell.json(&["queues", "show", "mail", "--json"])["concurrency"], Value::Null);
 
     let (code, _, stderr) = shell.run(&["queues", "set", "mail", "--concurrency", "0"]);
-    assert!(code == 1 && stderr.contains("to stop a queue, pause it (VALIDATION_ERROR)"), "{stderr}");
+    assert!(code == 1 && stderr.contains("to stop a queue, pause it"), "{stderr}");
     let (code, _, stderr) = shell.run(&["queues", "set", "mail", "--concurrency", "many"]);
     assert!(code == 2 && stderr.contains("--concurrency: not a number or \"none\": \"many\""), "{stderr}");
     let (code, _, stderr) = shell.run(&["queues", "show", "nowhere"]);
@@ -321,12 +434,13 @@ async fn dead_letters_are_listed_retried_and_deleted() {
     let table = shell.stdout(&["dlq", "list"]);
     assert!(table.contains(&ids[0]) && table.ends_with("3 of 3 dead letters\n"), "{table}");
     assert_eq!(shell.json(&["dlq", "list", "--error", "PRIVATE", "--queue", "b", "--json"])["total"], 1);
+    assert_eq!(shell.json(&["dlq", "list", "--name", "http.request", "--priority", "low", "--json"])["total"], 0);
     let shown = shell.stdout(&["dlq", "show", &ids[0]]);
-    assert!(shown.contains("  runs\n") && shown.contains("FAILED (error)"), "{shown}");
+    assert!(shown.contains("  runs\n") && shown.contains("FAILED  the payload is not valid"), "{shown}");
     let stats = shell.stdout(&["dlq", "stats"]);
     assert!(stats.starts_with("3 dead letters\nby type\n         3  http.request\n"), "{stats}");
 
-    assert_eq!(shell.stdout(&["dlq", "retry", &ids[0]]), format!("{} was retried (QUEUED)\n", ids[0]));
+    assert_eq!(shell.stdout(&["dlq", "retry", &ids[0]]), format!("{} will run again; it is QUEUED now\n", ids[0]));
     shell.faena.wait_for_state(&ids[0], "FAILED").await;
     let dry = shell.stdout(&["dlq", "delete", "--queue", "a", "--dry-run"]);
     assert!(dry.ends_with("2 dead letters would be deleted (dry run)\n"), "{dry}");
@@ -335,12 +449,12 @@ async fn dead_letters_are_listed_retried_and_deleted() {
     assert!(slow.starts_with("1 dead letter is being retried, 10 per second (bulk action "), "{slow}");
     eventually("the job is retried", async || {
         let job = shell.faena.job(&ids[2]).await;
-        let again = job["executionLog"].to_string().contains("by a bulk action");
-        (again && job["status"] == "FAILED").then_some(())
+        let is_retried = job["executionLog"].to_string().contains("by a bulk action");
+        (is_retried && job["status"] == "FAILED").then_some(())
     })
     .await;
     assert_eq!(shell.stdout(&["dlq", "delete", &ids[2]]), format!("{} was deleted\n", ids[2]));
-    assert!(shell.stdout(&["dlq", "list"]).ends_with("0 of 0 dead letters\n"));
+    assert_eq!(shell.stdout(&["dlq", "list"]), "no dead letters\n");
 
     let (code, _, stderr) = shell.run(&["dlq", "retry"]);
     assert!(code == 2 && stderr.contains("missing a job id or a filter"), "{stderr}");
@@ -355,13 +469,13 @@ async fn dead_letters_are_listed_retried_and_deleted() {
     }
     let entries = shell.json(&["audit", "--action", "dead_letter.delete", "--json"]);
     assert_eq!(entries["entries"][0]["target"], ids[2]);
-    assert!(shell.stdout(&["audit", "--limit", "1"]).contains("next page: --before"));
+    assert!(shell.stdout(&["audit", "--limit", "1"]).contains("next page: --cursor"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_why_explains_a_job() {
     let shell = Shell::start(&[]).await;
-    shell.stdout(&["queues", "pause", "mail", "--reason", "the relay is down"]);
+    shell.stdout(&["queues", "pause", "mail", "--reason", "the SMTP server is down"]);
     let id = shell.stdout(&["enqueue", "noop", "--queue", "mail"]);
     let id = id.trim();
     let printed = shell.stdout(&["jobs", "why", id]);
@@ -369,7 +483,7 @@ async fn jobs_why_explains_a_job() {
         printed.starts_with(&format!("{id} is QUEUED\n  queue_paused     queue \"mail\" was paused by loopback")),
         "{printed}"
     );
-    assert!(printed.contains("(the relay is down)"), "{printed}");
+    assert!(printed.contains("(the SMTP server is down)"), "{printed}");
     assert_eq!(shell.json(&["jobs", "why", id, "--json"])["reasons"][0]["code"], "queue_paused");
     shell.stdout(&["queues", "resume", "mail"]);
     shell.faena.wait_for_state(id, "COMPLETED").await;

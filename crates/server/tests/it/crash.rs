@@ -65,7 +65,7 @@ async fn every_acknowledged_job_completes_once_although_the_server_is_killed_rep
 async fn a_bulk_action_continues_after_a_kill_and_changes_no_job_twice() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;
-    let jobs: Vec<Value> = (0..40).map(|_| json!({ "name": "elsewhere.kind" })).collect();
+    let jobs: Vec<Value> = (0..40).map(|_| json!({ "name": "unhandled.type" })).collect();
     let (_, batch) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
     faena.post("/api/v1/jobs/bulk/cancel", json!({ "all": true })).await;
     let request = json!({ "filter": { "status": "CANCELLED" }, "perSecond": 20 });

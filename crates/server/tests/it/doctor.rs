@@ -1,4 +1,4 @@
-//! `faena doctor` beside a running server, without a server, and on files that are not databases.
+//! `faena doctor` with a running server, without a server, and on files that are not databases.
 
 use std::path::Path;
 
@@ -63,7 +63,7 @@ async fn a_sqlite_file_is_checked_while_its_server_runs_and_repaired_after_it_en
     let (code, stdout, _) = doctor(folder.path(), &server, &["--json"]);
     assert_eq!((code, codes(&stdout).len()), (0, 0), "{stdout}");
 
-    // The next server runs the job that was taken back.
+    // The next server runs the job that doctor released.
     let faena = Faena::start(folder.path(), &[]).await;
     assert_eq!(faena.count("").await, 21);
     faena.wait_for_state(&running, "PROCESSING").await;

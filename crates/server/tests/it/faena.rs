@@ -90,15 +90,21 @@ impl Faena {
     }
 
     pub async fn wait_until_listening(&mut self) {
-        self.url = eventually("the server listens", async || {
+        self.url = self.announced("url").await;
+    }
+
+    /// Waits until the server listens, and returns the address that its log names in this field.
+    pub async fn announced(&mut self, field: &str) -> String {
+        let (pretty, json) = (format!("{field}="), format!("\"{field}\":"));
+        eventually("the server listens", async || {
             let log = self.log();
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("the server exited with {status}:\n{log}");
             }
-            let address = log.split("url=http://").nth(1)?;
-            Some(format!("http://{}", &address[..address.find(' ')?]))
+            let url = log.split(&pretty).nth(1).or_else(|| log.split(&json).nth(1))?;
+            Some(url[..url.find([' ', ','])?].trim_matches('"').to_owned())
         })
-        .await;
+        .await
     }
 
     pub fn log(&self) -> String {

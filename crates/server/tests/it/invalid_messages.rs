@@ -1,4 +1,4 @@
-//! Invalid messages of workers: the sender gets an error, and no other worker notices.
+//! Invalid messages from workers: the sender gets an error, and other workers are not affected.
 
 mod grpc;
 mod http;
@@ -22,7 +22,7 @@ const UNKNOWN_JOB: &str = "01a1e1d5-1161-725e-af1b-3dd571b21dd7";
 /// A server with a well-behaved worker that runs a job during the test.
 struct Fixture {
     faena: Faena,
-    honest: StreamWorker<WebSocket>,
+    healthy: StreamWorker<WebSocket>,
     /// The job in flight at the well-behaved worker.
     job: Job,
     _folder: TempDir,
@@ -32,24 +32,24 @@ impl Fixture {
     async fn start(environment: &[(&str, &str)]) -> Fixture {
         let folder = tempfile::tempdir().unwrap();
         let faena = Faena::start(folder.path(), environment).await;
-        let mut honest = StreamWorker::connect(&faena, WorkerOptions::new("honest", &["honest"])).await;
-        faena.submit(json!({"name": "honest"})).await;
-        let job = honest.next_job().await;
-        honest.log(&job, "at work").await.unwrap();
-        Fixture { faena, honest, job, _folder: folder }
+        let mut healthy = StreamWorker::connect(&faena, WorkerOptions::new("healthy", &["healthy"])).await;
+        faena.submit(json!({"name": "healthy"})).await;
+        let job = healthy.next_job().await;
+        healthy.log(&job, "at work").await.unwrap();
+        Fixture { faena, healthy, job, _folder: folder }
     }
 
     /// Completes the well-behaved worker's job and checks that nothing has disturbed it.
     async fn assert_undisturbed(mut self) {
-        self.honest.complete(&self.job, json!("undisturbed")).await.unwrap();
+        self.healthy.complete(&self.job, json!("undisturbed")).await.unwrap();
         let done = self.faena.wait_for_state(&self.job.id, "COMPLETED").await;
         assert_completed_once(&done);
         assert_eq!((&done["result"], &done["run"]), (&json!("undisturbed"), &json!(self.job.run)));
         assert_eq!(done["retryCount"], 0);
-        assert!(!self.faena.log().contains("panick"), "{}", self.faena.log());
+        assert!(!self.faena.log().contains("panicked"), "{}", self.faena.log());
     }
 
-    /// Lets a worker complete a job in its second run.
+    /// Submits a job, fails its first run and completes its second. Returns the second run.
     async fn complete_in_second_run(&self, worker: &mut StreamWorker<WebSocket>, kind: &str) -> Job {
         self.faena.submit(json!({"name": kind, "retryDelay": 100})).await;
         let first = worker.next_job().await;
@@ -80,7 +80,7 @@ impl RawSocket {
         self.0.send(message.into()).await.unwrap();
     }
 
-    /// Returns the next frame, without heartbeats. Returns `{"type": "closed", "reason": …}` for a closed connection.
+    /// Returns the next frame, skipping heartbeats. Returns `{"type": "closed", "reason": …}` for a closed connection.
     async fn receive(&mut self) -> Value {
         loop {
             match within_timeout("an answer", self.0.next()).await {

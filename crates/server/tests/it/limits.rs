@@ -96,7 +96,7 @@ fn all_runs(job: &Value, key: &str) -> Vec<RunRecord> {
             "started" => {
                 started.insert(run, at);
             }
-            "completed" | "failed" | "orphaned" | "timeout" | "handed_back" | "recovered" => {
+            "completed" | "failed" | "orphaned" | "timeout" | "released" | "recovered" => {
                 if let Some(start) = started.remove(&run) {
                     records.push(RunRecord { key: key.to_owned(), start, end: at });
                 }
@@ -120,8 +120,8 @@ fn highest_concurrency<'a>(records: impl Iterator<Item = &'a RunRecord>) -> i64 
     most
 }
 
-/// Returns the share of the limit that was in use while enough jobs were ready. Leaves out the times after a kill, when the
-/// slots of the killed server are not free yet.
+/// Returns the share of the limit that was in use while enough jobs were ready. Ignores the time after each kill, when the slots
+/// of the killed server are not free yet.
 fn limit_utilisation(records: &[RunRecord], kills: &[i64]) -> f64 {
     let begin = records.iter().map(|run| run.start).min().unwrap() + 500;
     let mut starts: Vec<i64> = records.iter().map(|run| run.start).collect();
@@ -151,9 +151,9 @@ async fn three_servers_on_postgres_that_are_killed_at_random_never_exceed_a_limi
     let mut kills = Vec::new();
     for round in 1..=3_u64 {
         let done = JOBS as u64 * round / 5;
-        let (observer, victim) = (round as usize % 3, (round as usize + 1) % 3);
+        let (counting_node, victim) = (round as usize % 3, (round as usize + 1) % 3);
         eventually("a part of the jobs is completed", async || {
-            (nodes[observer].count("status=COMPLETED").await >= done).then_some(())
+            (nodes[counting_node].count("status=COMPLETED").await >= done).then_some(())
         })
         .await;
         nodes[victim].kill();

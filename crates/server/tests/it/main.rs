@@ -4,29 +4,45 @@
 
 #![expect(clippy::unwrap_used, reason = "a failing test panics where it fails")]
 
+mod access_log;
+mod certificate;
+mod bad_input;
 mod command_line;
+mod connections;
 mod crash;
+mod deployment;
 mod disk;
 mod doctor;
 mod example_workers;
 mod faena;
+mod health;
+mod inputs;
 mod invalid_messages;
 mod limits;
 mod load;
+mod log;
 mod markdown;
+mod metrics;
+mod monitoring;
 mod nodes;
+mod openapi;
 mod outage;
 mod pages;
 mod pools;
+#[path = "../../../brokers/tests/it/support/ports.rs"]
+mod ports;
 mod postgres;
 mod program;
 mod proxy;
 mod reference;
 mod schedules;
+mod security;
 mod shell;
 mod start;
 mod stop;
 mod structure;
+mod task_scheduler;
+mod traces;
 mod transports;
 mod watching;
 mod webhooks;

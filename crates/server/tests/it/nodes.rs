@@ -180,6 +180,9 @@ async fn jobs_on_postgres_wait_until_a_node_with_the_worker_role_starts() {
     let _worker = Faena::spawn(second_folder.path(), &roles("worker"));
     api_node.wait_for_state(&id, "COMPLETED").await;
     api_node.wait_for_state(&delayed, "COMPLETED").await;
+    let (_, health) = api_node.get("/health/ready").await;
+    assert_eq!(health["checks"]["workers"], json!({"status": "healthy", "activeCount": 1}), "{health}");
+    assert_eq!(health["status"], "healthy", "the worker of the other node counts: {health}");
 }
 
 /// Returns the time after this delay, in the format of the API.
@@ -226,7 +229,8 @@ async fn a_queue_paused_on_one_postgres_node_is_paused_on_the_other_and_after_a_
     let database = Database::create().await;
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [first, second] = two_nodes(&database, [folders[0].path(), folders[1].path()]).await;
-    let (status, paused) = first.post("/api/v1/queues/mail/pause", json!({ "reason": "the relay is down" })).await;
+    let (status, paused) =
+        first.post("/api/v1/queues/mail/pause", json!({ "reason": "the SMTP server is down" })).await;
     assert_eq!(status, StatusCode::OK, "{paused}");
     let (_, seen) = second.get("/api/v1/queues/mail").await;
     assert_eq!(seen["paused"], paused["paused"]);

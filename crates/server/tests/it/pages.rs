@@ -50,14 +50,14 @@ use std::{
 
 use tokio::process::Command;
 
-use crate::postgres::Database;
+use crate::{ports, postgres::Database};
 
 pub const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// The time a page may take. A page takes a few seconds; the limit only decides how long a hanging command takes to fail.
-const LIMIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The words that name a service or a program which a machine with nothing but Rust lacks.
+/// Services and programs that a machine with only Rust lacks.
 const SERVICES: &[&str] = &["postgres", "rabbitmq", "nats", "redis", "python", "node", "jq"];
 
 /// Expands to one test per page and to the list of all pages.
@@ -75,15 +75,17 @@ macro_rules! pages {
 }
 
 pages! {
-    alone {
+    without_services {
         readme => "README.md",
         built_in_worker => "docs/guides/built-in-worker.md",
         dead_letters => "docs/guides/dead-letters.md",
         migrating_from_sidekiq => "docs/guides/migrating-from-sidekiq.md",
         queues_and_limits => "docs/guides/queues-and-limits.md",
+        tasks => "docs/guides/tasks.md",
         watching => "docs/guides/watching.md",
         a_worker_disappeared => "docs/operating/a-worker-disappeared.md",
         deploying => "docs/operating/deploying.md",
+        monitoring => "docs/operating/monitoring.md",
         my_job_does_not_run => "docs/operating/my-job-does-not-run.md",
         my_queue_grows => "docs/operating/my-queue-grows.md",
         troubleshooting => "docs/operating/troubleshooting.md",
@@ -165,7 +167,7 @@ impl Block {
     }
 }
 
-/// Reads the marked sections. Panics with the line number if the marks do not match.
+/// Reads the marked sections. Panics if the marks are unknown or unbalanced.
 fn parse(page: &str) -> Script {
     let mut script = Script::default();
     let mut is_marked = false;
@@ -230,7 +232,7 @@ fn marks_name_needs_files_hidden_commands_and_skipped_blocks() {
     assert_eq!(code, [file, "true\n"]);
 }
 
-/// Free ports in place of the ports that a page names.
+/// Maps each port that a page mentions to a free port.
 struct Ports(BTreeMap<String, u16>);
 
 impl Ports {
@@ -240,7 +242,7 @@ impl Ports {
         let digits = named.map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>());
         let names: BTreeSet<String> = digits.filter(|port| !port.is_empty()).chain(["3000".to_owned()]).collect();
         // All listeners stay open until every port is known, so that no port is found twice.
-        let listeners: Vec<TcpListener> = names.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let listeners: Vec<TcpListener> = names.iter().map(|_| ports::listen()).collect();
         let free = listeners.iter().map(|listener| listener.local_addr().unwrap().port());
         Ports(names.into_iter().zip(free).collect())
     }
@@ -279,7 +281,7 @@ fn ports_are_replaced_as_whole_words() {
     );
 }
 
-async fn run_page(path: &str, has_services: bool) {
+async fn run_page(path: &str, is_listed_with_services: bool) {
     let page = fs::read_to_string(Path::new(REPOSITORY).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     let script = parse(&page);
     assert!(!script.steps.is_empty(), "{path} has no block to run between <!-- test:start --> and <!-- test:end -->");
@@ -287,7 +289,10 @@ async fn run_page(path: &str, has_services: bool) {
         assert!(need == "server" || SERVICES.contains(&need.as_str()), "{path}: unknown word \"{need}\" in test:start");
     }
     let needs_services = script.needs.iter().any(|need| need != "server");
-    assert_eq!(needs_services, has_services, "{path} belongs to the other list: with_services or alone");
+    assert_eq!(
+        needs_services, is_listed_with_services,
+        "{path} is in the wrong list: a page that needs more than \"server\" belongs in with_services, any other in without_services"
+    );
 
     let folder = tempfile::tempdir().unwrap();
     let database = if script.needs.contains("postgres") { Some(Database::create().await) } else { None };
@@ -298,21 +303,21 @@ async fn run_page(path: &str, has_services: bool) {
     shell.arg("-c").arg(ports.replace(&shell_script(path, &script)));
     shell.current_dir(prepare(folder.path())).env_clear().envs(environment(folder.path(), &script, &ports));
     shell.envs(database.iter().map(|database| ("DATABASE_URL", &database.url)));
-    let ended = run_with_limit(shell, &log).await;
+    let ended = run_with_timeout(shell, &log).await;
     let output = || fs::read_to_string(&log).unwrap_or_default();
     match ended {
         Some(status) => assert!(status.success(), "{path}: {status}\n{}", output()),
-        None => panic!("{path} takes longer than {LIMIT:?}\n{}", output()),
+        None => panic!("{path} takes longer than {TIMEOUT:?}\n{}", output()),
     }
 }
 
-/// Returns the exit status, or `None` after the limit. Ends everything that the script left running.
-async fn run_with_limit(mut shell: Command, log: &Path) -> Option<std::process::ExitStatus> {
+/// Returns the exit status, or `None` after the timeout. Kills every process that the script left running.
+async fn run_with_timeout(mut shell: Command, log: &Path) -> Option<std::process::ExitStatus> {
     let output = File::create(log).unwrap();
     shell.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output).process_group(0);
     let mut child = shell.spawn().unwrap();
     let group = format!("-{}", child.id().unwrap());
-    let ended = tokio::time::timeout(LIMIT, child.wait()).await;
+    let ended = tokio::time::timeout(TIMEOUT, child.wait()).await;
     let _ = Command::new("kill").args(["-s", "KILL", "--", &group]).stderr(Stdio::null()).status().await;
     ended.ok().map(|status| status.unwrap())
 }
@@ -321,7 +326,7 @@ async fn run_with_limit(mut shell: Command, log: &Path) -> Option<std::process::
 fn shell_script(path: &str, script: &Script) -> String {
     let mut text = String::from("set -eu -o pipefail\n");
     if script.needs.contains("server") {
-        // Not in the shell's list of jobs, which belongs to the page: its first background command is %1.
+        // `disown` keeps the server out of the shell's job list, so that the page's first background command is %1.
         text.push_str("faena serve & disown\n");
         text.push_str("until curl -sf http://127.0.0.1:3000/health/ready >/dev/null; do sleep 0.1; done\n");
     }
@@ -353,7 +358,7 @@ fn environment(folder: &Path, script: &Script, ports: &Ports) -> Vec<(String, St
     environment
 }
 
-/// Puts the programs into `bin` and the files of the repository into the working folder, and returns the latter.
+/// Fills `bin` with the programs and the working folder with files of the repository. Returns the working folder.
 fn prepare(folder: &Path) -> PathBuf {
     let bin = folder.join("bin");
     fs::create_dir(&bin).unwrap();
@@ -396,7 +401,7 @@ case "${1:-}" in
         mkdir -p target/release && ln -sf "$faena" target/release/faena ;;
     install) ;;
     *)
-        echo "the test of the documentation does not know: cargo $*" >&2
+        echo "the documentation test does not support: cargo $*" >&2
         exit 1 ;;
 esac
 "#;

@@ -138,7 +138,7 @@ async fn a_pool_grows_while_jobs_wait_and_shrinks_when_they_are_done() {
     // The remaining process still runs jobs.
     let id = server.submit(json!({})).await;
     server.result(&id).await;
-    assert!(!server.faena.log().contains("panick"));
+    assert!(!server.faena.log().contains("panicked"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,7 +153,7 @@ async fn a_crashed_process_uses_an_attempt_of_its_job_and_is_replaced() {
     let failed = server.faena.wait_for_state(&crashing, "FAILED").await;
     assert_eq!((&failed["errorReason"], &failed["retryCount"]), (&json!("orphaned"), &json!(1)), "{failed:#}");
     assert_eq!(events(&failed).iter().filter(|event| **event == "orphaned").count(), 2, "{failed:#}");
-    assert!(failed["error"].as_str().unwrap().contains("its process ended"), "{failed:#}");
+    assert!(failed["error"].as_str().unwrap().contains("process ended with exit code 3"), "{failed:#}");
     let next = server.submit(json!({})).await;
     let next = server.result(&next).await["pid"].as_u64().unwrap();
     assert_ne!(first, next);
@@ -163,21 +163,48 @@ async fn a_crashed_process_uses_an_attempt_of_its_job_and_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_fails_at_startup_is_restarted_with_growing_delays() {
     let server = PoolServer::with_command(r#"command = ["sh", "-c", "echo start >>starts; exit 7"]"#).await;
-    let restarts = |log: &str| log.lines().filter(|line| line.contains("pool process ended at its start")).count();
-    eventually("three restarts are logged", async || (restarts(&server.faena.log()) >= 3).then_some(())).await;
-    let log = server.faena.log();
-    let delays: Vec<u64> = log
-        .lines()
-        .filter(|line| line.contains("pool process ended at its start"))
-        .map(|line| line.split("retry_in_ms=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap())
+    let log = eventually("five failures are logged, and that the pool is broken", async || {
+        Some(server.faena.log()).filter(|log| log.contains("ERROR pool is broken"))
+    })
+    .await;
+    let failures: Vec<&str> = log.lines().filter(|line| line.contains("pool process failed at its start")).collect();
+    let delays: Vec<u64> = failures
+        .iter()
+        .map(|line| line.split("retry_in=").nth(1).unwrap().trim_end_matches('s').parse().unwrap())
         .collect();
-    assert!(delays.is_sorted_by(|a, b| a < b), "{delays:?}");
-    assert!(log.contains("7"), "the exit code is missing: {log}");
+    assert_eq!(delays, [1, 2, 4, 8, 16]);
+    assert!(failures.iter().all(|line| line.contains("WARN") && line.contains("exit_code=7")), "{log}");
+    assert!(!log.contains("worker lost"), "one line per failure: {log}");
     let starts = fs::read_to_string(server.folder.path().join("starts")).unwrap().lines().count();
     assert!(starts <= delays.len() + 1, "{starts} starts, {delays:?}");
     // The server still runs jobs.
     let id = server.faena.submit(json!({"name": "noop"})).await;
     server.faena.wait_for_state(&id, "COMPLETED").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_output_of_a_process_becomes_events_of_the_log() {
+    let script = r"printf 'one\n\033[31mred\r\n'; printf 'no newline' >&2; exit 3";
+    let folder = tempfile::tempdir().unwrap();
+    let command = json!(["sh", "-c", script]);
+    let text = format!("[[pool]]\nname = \"talkers\"\ncapabilities = [\"work\"]\ncommand = {command}\n");
+    fs::write(folder.path().join("faena.toml"), text).unwrap();
+    let mut faena = Faena::spawn(folder.path(), &[("FAENA_LOG_FORMAT", "json"), ("FAENA_DRAIN_GRACE", "1ms")]);
+    eventually("the lines are logged", async || faena.log().contains("failed at its start").then_some(())).await;
+    faena.signal("TERM");
+    faena.wait_for_exit().await;
+    let events: Vec<Value> = faena.log().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let output =
+        events.iter().map(|event| &event["fields"]).filter(|fields| fields["message"] == "pool process output");
+    let mut lines: Vec<(&str, &str)> = output
+        .map(|fields| {
+            assert!(fields["pool"] == "talkers" && fields["worker"].is_string(), "{fields}");
+            (fields["stream"].as_str().unwrap(), fields["line"].as_str().unwrap())
+        })
+        .collect();
+    lines.sort_unstable();
+    lines.dedup();
+    assert_eq!(lines, [("stderr", "no newline"), ("stdout", "\\u{1b}[31mred"), ("stdout", "one")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,7 +215,7 @@ async fn a_command_that_does_not_exist_is_named_in_the_log() {
     })
     .await;
     eventually("the failed start is counted", async || {
-        server.faena.log().contains("pool process ended at its start").then_some(())
+        server.faena.log().contains("pool process failed at its start").then_some(())
     })
     .await;
 }
@@ -282,7 +309,7 @@ fn an_invalid_pool_section_is_rejected_with_one_line() {
         (format!("[[pool]]\n{valid}idle = \"soon\"\n"), "idle"),
         (format!("[[pool]]\n{valid}concurrency = 0\n"), "concurrency"),
         (format!("[[pool]]\n{valid}ephemeral = true\nmin = 1\n"), "min"),
-        (format!("[[pool]]\n{valid}[[pool]]\n{valid}"), "another pool"),
+        (format!("[[pool]]\n{valid}[[pool]]\n{valid}"), "duplicate pool name"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("faena.toml"), &text).unwrap();

@@ -1,13 +1,14 @@
 //! PostgreSQL for one test: a database on the server that `./test` started, or a whole server that the test can restart.
 
 use std::{
-    net::TcpListener,
     os::unix::fs::{MetadataExt, chown},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use tokio_postgres::{Client, NoTls};
+
+use crate::ports::free_port;
 
 /// An empty database. Dropping the value drops the database.
 pub struct Database {
@@ -26,6 +27,19 @@ impl Database {
         client.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
         let (base, _) = server_url().rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
         Database { url: format!("{base}/{name}"), name }
+    }
+}
+
+impl Database {
+    /// Ends all connections and accepts no more.
+    pub async fn refuse_connections(&self) {
+        let client = connect(&server_url()).await;
+        let sql = format!(
+            "ALTER DATABASE {0} WITH ALLOW_CONNECTIONS false; \
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{0}'",
+            self.name
+        );
+        client.batch_execute(&sql).await.unwrap();
     }
 }
 
@@ -62,7 +76,7 @@ impl Server {
         let programs = std::env::var("FAENA_TEST_PG_BIN")
             .expect("FAENA_TEST_PG_BIN is not set: run this test with ./test, on a machine with PostgreSQL's programs");
         let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let server =
             Server { folder, programs: programs.into(), url: format!("postgres://faena@127.0.0.1:{port}/postgres") };
         if let Some(owner) = server.owner() {

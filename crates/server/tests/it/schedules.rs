@@ -186,7 +186,7 @@ async fn a_schedule_is_edited_triggered_and_deleted_by_name() {
     }
     assert!(shell.stdout(&["schedules", "enable", "nightly"]).contains("next run at"));
     assert_eq!(shell.stdout(&["schedules", "delete", "nightly"]), "nightly was deleted; its jobs are kept\n");
-    assert!(shell.stdout(&["schedules", "list"]).ends_with("0 of 0 schedules\n"));
+    assert!(shell.stdout(&["schedules", "list"]).starts_with("no schedules; "));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -223,7 +223,7 @@ async fn invalid_schedule_commands_explain_what_to_do() {
         (
             &["schedules", "create", "--name", "x", "--job", "noop", "--every", "1m", "--payload", "{"],
             2,
-            "the payload is not valid JSON",
+            "--payload: not valid JSON",
         ),
         (
             &["schedules", "create", "--name", "x", "--job", "noop", "--cron", "61 * * * *"],
@@ -244,7 +244,7 @@ async fn invalid_schedule_commands_explain_what_to_do() {
                 "Mars/Olympus",
             ],
             1,
-            "\n  intervalMs: must be from 1000",
+            "\n  --every: must be between 1000",
         ),
         (&["schedules", "edit", "twin"], 2, "nothing to change"),
     ] {

@@ -4,6 +4,7 @@ use std::{net::TcpListener, path::Path, process::Output};
 
 use crate::{
     faena::{Faena, command, run},
+    ports::free_port,
     postgres::{Database, connect},
 };
 
@@ -42,10 +43,10 @@ fn an_invalid_database_url_is_named() {
 #[test]
 fn an_unreachable_postgres_is_reported_without_its_password() {
     let folder = tempfile::tempdir().unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = format!("127.0.0.1:{}", free_port());
     let url = format!("postgres://user:hunter2@{free}/faena");
     let error = serve_error(folder.path(), &[("DATABASE_URL", &url)], &[]);
-    assert!(error.contains("Connection refused") && error.contains("check"), "{error}");
+    assert!(error.contains("connection refused") && error.contains("check"), "{error}");
     assert!(!error.contains("hunter2"), "{error}");
 }
 
@@ -179,6 +180,21 @@ async fn insecure_no_auth_allows_listening_on_every_address() {
         Faena::spawn_with(command(folder.path()), folder.path(), &[("HOST", "0.0.0.0")], &["--insecure-no-auth"]);
     faena.wait_until_listening().await;
     assert!(faena.url.starts_with("http://0.0.0.0:"), "{}", faena.url);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_variables_of_a_task_scheduler_service_start_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let environment = [
+        ("NODE_ENV", "production"),
+        ("REDIS_URL", "redis://redis:6379"),
+        ("QUEUE_PREFIX", "scheduler"),
+        ("WORKER_CONCURRENCY", "5"),
+        ("LOG_LEVEL", "info"),
+    ];
+    let faena = Faena::start(folder.path(), &environment).await;
+    let id = faena.submit(serde_json::json!({"name": "noop"})).await;
+    faena.wait_for_state(&id, "COMPLETED").await;
 }
 
 #[test]

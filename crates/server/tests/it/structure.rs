@@ -14,7 +14,7 @@ const TRAIT_METHODS: usize = 20;
 
 /// A named piece of a source file and its size, in lines or in methods.
 struct Measure {
-    place: String,
+    location: String,
     size: usize,
 }
 
@@ -26,13 +26,13 @@ fn functions_files_and_traits_keep_their_limits() {
         let path = file.strip_prefix(&root).unwrap().display().to_string();
         let source = fs::read_to_string(&file).unwrap();
         let code = code_only(&source);
-        files.push(Measure { size: source.lines().count(), place: path.clone() });
+        files.push(Measure { size: source.lines().count(), location: path.clone() });
         functions.extend(items(&code, "fn", &path, |body| body.lines().count()));
         traits.extend(items(&code, "trait", &path, methods));
     }
-    let mut problems = over(&files, FILE_LINES, "lines, a file may have");
-    problems.extend(over(&functions, FUNCTION_LINES, "lines, a function may have"));
-    problems.extend(over(&traits, TRAIT_METHODS, "methods, a trait may have"));
+    let mut problems = exceeding(&files, FILE_LINES, "lines, a file may have");
+    problems.extend(exceeding(&functions, FUNCTION_LINES, "lines, a function may have"));
+    problems.extend(exceeding(&traits, TRAIT_METHODS, "methods, a trait may have"));
     functions.sort_by_key(|function| function.size);
     let p90 = functions[functions.len() * 9 / 10].size;
     if p90 > FUNCTION_LINES_P90 {
@@ -41,9 +41,9 @@ fn functions_files_and_traits_keep_their_limits() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-fn over(measures: &[Measure], limit: usize, what: &str) -> Vec<String> {
-    let over = measures.iter().filter(|measure| measure.size > limit);
-    over.map(|Measure { place, size }| format!("{place}: {size} {what} {limit}")).collect()
+fn exceeding(measures: &[Measure], limit: usize, what: &str) -> Vec<String> {
+    let exceeding = measures.iter().filter(|measure| measure.size > limit);
+    exceeding.map(|Measure { location, size }| format!("{location}: {size} {what} {limit}")).collect()
 }
 
 /// Finds the items that a keyword opens, and measures each from the keyword to its closing brace.
@@ -59,7 +59,7 @@ fn items(code: &str, keyword: &str, path: &str, measure: impl Fn(&str) -> usize)
         if let Some(length) = item_length(&code[start..]) {
             let line = code[..start].matches('\n').count() + 1;
             let size = measure(&code[start..start + length]);
-            found.push(Measure { place: format!("{path}:{line} {name}"), size });
+            found.push(Measure { location: format!("{path}:{line} {name}"), size });
         }
     }
     found
@@ -157,12 +157,12 @@ fn braces_in_comments_and_literals_do_not_count() {
     let code =
         code_only("fn a<'a>() { // {\n  \"}\\\"}\"; r#\"}\"}\"#; '{'; '\\''; /* } */\n}\nfn b(x: [u8; 2]) -> u8;\n");
     let found = items(&code, "fn", "x.rs", |body| body.lines().count());
-    let found: Vec<(&str, usize)> = found.iter().map(|item| (item.place.as_str(), item.size)).collect();
+    let found: Vec<(&str, usize)> = found.iter().map(|item| (item.location.as_str(), item.size)).collect();
     assert_eq!(found, [("x.rs:1 a", 3)]);
 }
 
 #[test]
-fn methods_of_a_trait_are_counted_without_what_is_inside_them() {
+fn functions_inside_a_method_do_not_count_as_methods() {
     let code = code_only("trait T {\n  fn a();\n  async fn b() { fn inner() {} }\n}\n");
     let found = items(&code, "trait", "x.rs", methods);
     assert_eq!(found.iter().map(|item| item.size).collect::<Vec<_>>(), [2]);

@@ -76,7 +76,7 @@ impl TestServer {
     }
 
     fn assert_no_panic(&self) {
-        assert!(!self.faena.log().contains("panick"), "{}", self.faena.log());
+        assert!(!self.faena.log().contains("panicked"), "{}", self.faena.log());
     }
 }
 
@@ -94,6 +94,11 @@ async fn a_job_is_assigned_and_its_result_is_stored<W: TestWorker>(database: Dat
     assert_eq!(job.payload, json!({"to": "grace", "n": 12_345_678_901_u64}));
     worker.started(&job).await.unwrap();
     worker.log(&job, "half way").await.unwrap();
+    if W::RETURNS_ANSWERS {
+        let answer = worker.log_event(&job, "completed", "not yet").await;
+        assert_eq!(answer, Err("VALIDATION_ERROR".into()), "the name of a built-in event");
+    }
+    worker.log_event(&job, "mail.queued", "at the relay").await.unwrap();
     worker.complete(&job, json!({"sent": [1, 2]})).await.unwrap();
     let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
@@ -101,8 +106,9 @@ async fn a_job_is_assigned_and_its_result_is_stored<W: TestWorker>(database: Dat
         (&done["result"], &done["workerId"], &done["run"]),
         (&json!({"sent": [1, 2]}), &json!(worker.id()), &json!(job.run))
     );
-    assert_eq!(events(&done), ["created", "queued", "assigned", "started", "message", "completed"]);
-    assert_eq!(details(&done, "message"), ["half way"]);
+    assert_eq!(events(&done), ["created", "queued", "assigned", "started", "message", "mail.queued", "completed"]);
+    assert_eq!((details(&done, "message"), details(&done, "mail.queued")), (vec!["half way"], vec!["at the relay"]));
+    assert_eq!((job.attempt, &done["attempt"]), (1, &json!(1)));
     let id = worker.id().to_owned();
     server.wait_for_worker(&id, "one job done", |worker| worker["completed"] == 1 && worker["state"] == "Ready").await;
     worker.leave().await;
@@ -119,12 +125,12 @@ async fn a_failed_job_is_retried_unless_it_is_not_retryable<W: TestWorker>(datab
     let first = worker.next_job().await;
     worker.fail(&first, failure("the mail server is busy")).await.unwrap();
     let second = worker.next_job().await;
-    assert_eq!((&second.id, second.retry_count), (&id, 1));
+    assert_eq!((&second.id, second.retry_count, second.attempt), (&id, 1, 2));
     assert!(second.run > first.run);
     worker.complete(&second, json!(null)).await.unwrap();
     let done = server.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
-    assert_eq!(done["retryCount"], 1);
+    assert_eq!((&done["retryCount"], &done["attempt"]), (&json!(1), &json!(2)));
 
     let id = server.submit("mail").await;
     let job = worker.next_job().await;
@@ -282,6 +288,37 @@ async fn a_late_report_of_a_lost_run_is_rejected<W: TestWorker>(database: Databa
     server.assert_no_panic();
 }
 
+async fn a_late_report_about_a_finished_job_is_rejected_and_logged<W: TestWorker>(database: DatabaseKind) {
+    // A handler of the SDK cannot report anything after its end.
+    if !W::RETURNS_ANSWERS {
+        return;
+    }
+    let server = TestServer::start(database, &[]).await;
+    let mut worker = W::connect(&server.faena, WorkerOptions::new("ada", &["mail"])).await;
+    let id = server.submit("mail").await;
+    let first = worker.next_job().await;
+    worker.fail(&first, failure("busy")).await.unwrap();
+    let second = worker.next_job().await;
+    worker.complete(&second, json!({"n": 1})).await.unwrap();
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
+    assert_eq!(worker.complete(&second, json!({"n": 1})).await, Ok(()), "repeated after a lost answer");
+    for job in [&first, &second] {
+        let answers = [
+            worker.complete(job, json!({"n": 2})).await,
+            worker.fail(job, failure("after all")).await,
+            worker.progress(job, json!({"percentage": 99})).await,
+            worker.step(job, "E9", json!(9), None).await.map(drop),
+        ];
+        assert_eq!(answers, [(); 4].map(|()| Err("STALE_RUN".to_owned())), "run {}", job.run);
+    }
+    let late = server.faena.job(&id).await;
+    assert_eq!(details(&late, "stale_report").len(), 8, "{late:#}");
+    for field in ["status", "result", "run", "progress", "error", "steps"] {
+        assert_eq!(late[field], done[field], "{field}");
+    }
+    server.assert_no_panic();
+}
+
 async fn a_drained_worker_gets_no_jobs_until_the_drain_is_cancelled<W: TestWorker>(database: DatabaseKind) {
     let server = TestServer::start(database, &SHORT_TIMEOUTS).await;
     let mut worker = W::connect(&server.faena, WorkerOptions::new("ada", &["mail"])).await;
@@ -350,7 +387,7 @@ async fn a_job_that_exceeds_its_timeout_is_stopped_and_retried<W: TestWorker>(da
     assert!(events(&done).contains(&"timeout"), "{done:#}");
 }
 
-async fn progress_is_visible_while_the_job_runs<W: TestWorker>(database: DatabaseKind) {
+async fn progress_is_visible_while_the_job_runs_and_afterwards<W: TestWorker>(database: DatabaseKind) {
     let server = TestServer::start(database, &SHORT_TIMEOUTS).await;
     let mut worker = W::connect(&server.faena, WorkerOptions::new("ada", &["film"])).await;
     let id = server.submit("film").await;
@@ -359,11 +396,13 @@ async fn progress_is_visible_while_the_job_runs<W: TestWorker>(database: Databas
         let progress = json!({"phase": phase, "percentage": percentage, "message": "on it"});
         worker.progress(&job, progress).await.unwrap();
         let seen = server.wait_for_job(&id, "its progress", |job| job["progress"]["phase"] == phase).await;
-        assert_eq!((&seen["status"], &seen["progress"]["percentage"]), (&json!("PROCESSING"), &json!(percentage)));
+        assert_eq!(seen["status"], "PROCESSING");
+        assert_eq!(seen["progress"]["percentage"].as_f64(), Some(percentage));
         assert_eq!(seen["progress"]["message"], "on it");
     }
     worker.complete(&job, json!(null)).await.unwrap();
-    server.faena.wait_for_state(&id, "COMPLETED").await;
+    let done = server.faena.wait_for_state(&id, "COMPLETED").await;
+    assert_eq!(done["progress"], json!({"phase": "writing", "percentage": 75.5, "message": "on it"}), "kept");
 }
 
 async fn steps_that_a_dead_worker_completed_are_not_repeated<W: TestWorker>(database: DatabaseKind) {
@@ -526,10 +565,11 @@ tests! {
     a_worker_that_reconnects_in_time_keeps_its_jobs
     a_result_that_is_reported_twice_counts_once_and_is_acknowledged_twice
     a_late_report_of_a_lost_run_is_rejected
+    a_late_report_about_a_finished_job_is_rejected_and_logged
     a_drained_worker_gets_no_jobs_until_the_drain_is_cancelled
     the_worker_of_a_cancelled_job_is_asked_to_stop
     a_job_that_exceeds_its_timeout_is_stopped_and_retried
-    progress_is_visible_while_the_job_runs
+    progress_is_visible_while_the_job_runs_and_afterwards
     steps_that_a_dead_worker_completed_are_not_repeated
     jobs_go_to_workers_with_a_matching_capability_and_queue
     a_job_carries_its_correlation_id_and_trace_context

@@ -17,7 +17,7 @@ use crate::{
     proxy::Proxy,
 };
 
-/// A client of the event stream with the abilities of a browser.
+/// An event-stream client that behaves like a browser's `EventSource`.
 struct Watcher {
     response: reqwest::Response,
     text: String,
@@ -80,7 +80,7 @@ async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watcher_of_one_postgres_node_sees_the_events_of_both_and_misses_none_when_it_is_killed() {
+async fn a_watcher_sees_the_events_of_both_nodes_and_misses_none_when_its_node_is_killed() {
     let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let [mut victim, survivor] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
@@ -108,9 +108,9 @@ async fn a_watcher_of_one_postgres_node_sees_the_events_of_both_and_misses_none_
     assert_eq!((once.len(), once == submitted), (seen.len(), true), "each job once, and all jobs");
     let mut workers = BTreeSet::new();
     for page in 1..=submitted.len().div_ceil(100) {
-        let (_, by) = survivor.get(&format!("/api/v1/jobs?limit=100&page={page}&status=COMPLETED")).await;
+        let (_, list) = survivor.get(&format!("/api/v1/jobs?limit=100&page={page}&status=COMPLETED")).await;
         workers.extend(
-            by["jobs"].as_array().unwrap().iter().filter_map(|job| job["workerId"].as_str().map(str::to_owned)),
+            list["jobs"].as_array().unwrap().iter().filter_map(|job| job["workerId"].as_str().map(str::to_owned)),
         );
     }
     assert_eq!(workers.len(), 2, "both nodes ran jobs");
@@ -163,7 +163,7 @@ async fn faena_events_continues_after_lost_connections_and_a_killed_server() {
     let proxy = Proxy::start(&faena.url).await;
     // From the first stored event, because the process may connect after the first job.
     let events = Events::follow(folder.path(), &proxy.url, &["--json", "--types", "job.completed", "--from", "0"]);
-    crate::faena::eventually("faena events is connected", async || {
+    crate::faena::eventually("the server records events, so `faena events` is subscribed", async || {
         let id = faena.submit(json!({"name": "noop"})).await;
         faena.wait_for_state(&id, "COMPLETED").await;
         let trace = faena.get(&format!("/api/v1/trace/{id}")).await.1;
@@ -207,7 +207,7 @@ async fn faena_events_and_faena_trace_print_readable_lines() {
     let id = faena.submit(json!({"name": "noop", "correlationId": "order/7"})).await;
     faena.wait_for_state(&id, "COMPLETED").await;
     drop(watcher);
-    let events = Events::follow(folder.path(), &faena.url, &["--from", "0", "--correlation", "order/7"]);
+    let events = Events::follow(folder.path(), &faena.url, &["--from", "0", "--correlation-id", "order/7"]);
     let first = events.next();
     assert!(first.contains("job.created") && first.contains(&id) && first.contains("PENDING"), "{first}");
     let url = [("FAENA_URL", faena.url.as_str())];
@@ -218,9 +218,9 @@ async fn faena_events_and_faena_trace_print_readable_lines() {
     }
     let json = run(folder.path(), &url, &["trace", "order/7", "--json"]);
     assert_eq!(serde_json::from_slice::<Value>(&json.stdout).unwrap()["jobs"][0]["id"], Value::from(id));
-    let unknown = run(folder.path(), &url, &["trace", "nothing"]);
+    let unknown = run(folder.path(), &url, &["trace", "unknown"]);
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(String::from_utf8(unknown.stderr).unwrap().contains("nothing has the correlation id \"nothing\""));
+    assert!(String::from_utf8(unknown.stderr).unwrap().contains("no job or event has the correlation id \"unknown\""));
     let wrong = run(folder.path(), &url, &["events", "--from=-3"]);
     assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stderr));
     let unreachable = run(folder.path(), &[("FAENA_URL", "http://127.0.0.1:9")], &["events"]);
@@ -240,5 +240,5 @@ async fn an_idle_event_stream_sends_heartbeats() {
             heartbeats += String::from_utf8(part.to_vec()).unwrap().matches(": heartbeat").count();
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), receive).await.expect("one heartbeat at once and one after 15 s");
+    tokio::time::timeout(Duration::from_secs(30), receive).await.expect("one heartbeat immediately and one after 15 s");
 }

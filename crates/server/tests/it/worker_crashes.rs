@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -19,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     faena::{Faena, command, eventually},
     load::{Random, assert_all_completed_once},
+    ports::free_port,
     program::{Program, python},
     proxy::Proxy,
     workers::{Interruption, StreamWorker, TestWorker, WebSocket, WorkerOptions},
@@ -125,7 +125,7 @@ async fn start_at(port: u16, folder: &Path, environment: &[(&str, &str)]) -> Fae
 async fn fifty_workers_run_each_job_once_although_the_server_is_killed_five_times() {
     const JOBS: u64 = 1_000;
     let folder = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let environment = [("FAENA_NODE_LEASE", "1s"), ("FAENA_RECONNECT_GRACE", "20s")];
     let mut faena = start_at(port, folder.path(), &environment).await;
     let workers = SdkWorkers::start(&faena.url, 50);
@@ -151,7 +151,7 @@ async fn fifty_workers_run_each_job_once_although_the_server_is_killed_five_time
     assert_eq!(retried, 0);
     wait_for_workers(&faena, 50).await;
     workers.stop().await;
-    assert!(!faena.log().contains("panick"));
+    assert!(!faena.log().contains("panicked"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,7 +188,7 @@ async fn workers_behind_a_proxy_that_drops_all_data_are_declared_lost_and_reconn
     assert!(orphaned > 0, "no job was running when the proxy dropped the data");
     wait_for_workers(&faena, 20).await;
     workers.stop().await;
-    assert!(!faena.log().contains("panick"));
+    assert!(!faena.log().contains("panicked"));
 }
 
 fn start_python(script: &Path, url: &str) -> Program {
@@ -201,8 +201,9 @@ fn start_python(script: &Path, url: &str) -> Program {
 fn write_slow_worker(folder: &Path) -> PathBuf {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python-http/worker.py");
     let text = fs::read_to_string(example).unwrap();
-    let slow = text.replace("def greet(job, payload):\n", "def greet(job, payload):\n    time.sleep(0.25)\n");
-    assert_ne!(text, slow);
+    let greet = "def greet(job: Job, payload: Json) -> Json:\n";
+    assert!(text.contains(greet), "the example has a handler to slow down");
+    let slow = text.replace(greet, &format!("{greet}    time.sleep(0.25)\n"));
     let path = folder.join("worker.py");
     fs::write(&path, slow).unwrap();
     path
@@ -242,7 +243,7 @@ async fn every_job_completes_once_although_worker_processes_are_killed() {
     let orphaned = jobs.iter().filter(|job| job["retryCount"] != 0).count();
     println!("8 workers killed, {orphaned} of 100 jobs were in flight at a kill");
     assert!(orphaned > 0, "no job was running at a kill");
-    assert!(!faena.log().contains("panick"));
+    assert!(!faena.log().contains("panicked"));
 }
 
 /// Returns the time of the last log entry with this event.
@@ -329,7 +330,7 @@ async fn each_of_a_hundred_dead_workers_is_detected_within_its_limit_plus_one_in
             part(100)
         );
     }
-    assert!(!faena.log().contains("panick"));
+    assert!(!faena.log().contains("panicked"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,7 @@ async fn a_client_that_uses_only_the_five_basic_frames_works() {
     let (mut socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
     let text = |frame: Value| Message::text(frame.to_string());
     socket.send(text(json!({"type": "register", "capabilities": ["mail"]}))).await.unwrap();
-    let (quick, bad, long) = (
+    let (quick, failing, long) = (
         faena.submit(json!({"name": "mail"})).await,
         faena.submit(json!({"name": "mail", "maxRetries": 0})).await,
         faena.submit(json!({"name": "mail"})).await,
@@ -34,7 +34,7 @@ async fn a_client_that_uses_only_the_five_basic_frames_works() {
                     received_ids.push(id.clone());
                     if id == quick {
                         socket.send(text(json!({"type": "complete", "jobId": id, "result": {"n": 1}}))).await.unwrap();
-                    } else if id == bad {
+                    } else if id == failing {
                         socket.send(text(json!({"type": "fail", "jobId": id, "error": "no"}))).await.unwrap();
                     }
                 }
@@ -44,8 +44,8 @@ async fn a_client_that_uses_only_the_five_basic_frames_works() {
             // The last job runs longer than FAENA_ASSIGNED_TIMEOUT, although the client never reports a start.
             let job = faena.job(&long).await;
             let Some(started) = job["startedAt"].as_str() else { continue };
-            let runs_since = jiff::Timestamp::now().duration_since(started.parse().unwrap());
-            if received_ids.contains(&long) && runs_since.as_millis() > 1_800 {
+            let running_for = jiff::Timestamp::now().duration_since(started.parse().unwrap());
+            if received_ids.contains(&long) && running_for.as_millis() > 1_800 {
                 socket.send(text(json!({"type": "complete", "jobId": long, "result": "done"}))).await.unwrap();
                 return received_ids;
             }
@@ -53,18 +53,18 @@ async fn a_client_that_uses_only_the_five_basic_frames_works() {
         panic!("the connection was closed");
     };
     let received_ids = within_timeout("the client completes all three jobs", conversation).await;
-    assert_eq!(received_ids, [quick.clone(), bad.clone(), long.clone()], "each once");
+    assert_eq!(received_ids, [quick.clone(), failing.clone(), long.clone()], "each once");
     assert_completed_once(&faena.wait_for_state(&quick, "COMPLETED").await);
-    assert_eq!(faena.wait_for_state(&bad, "FAILED").await["error"], "no");
+    assert_eq!(faena.wait_for_state(&failing, "FAILED").await["error"], "no");
     let done = faena.wait_for_state(&long, "COMPLETED").await;
     assert_completed_once(&done);
     assert_eq!((&done["retryCount"], &done["result"]), (&json!(0), &json!("done")));
-    assert!(!faena.log().contains("panick"), "{}", faena.log());
+    assert!(!faena.log().contains("panicked"), "{}", faena.log());
 }
 
 /// A claim may wait longer than FAENA_WORKER_SILENCE; the worker is not lost meanwhile.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_claim_counts_as_a_heartbeat() {
+async fn a_waiting_claim_request_counts_as_a_heartbeat() {
     let settings = [
         ("FAENA_WORKER_HEARTBEAT", "200ms"),
         ("FAENA_WORKER_SILENCE", "1s"),

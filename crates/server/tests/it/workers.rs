@@ -10,7 +10,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-pub use {grpc::Grpc, http::HttpWorker, sdk::SdkWorker, stream::StreamWorker, websocket::WebSocket};
+pub use {
+    grpc::Grpc,
+    http::HttpWorker,
+    sdk::SdkWorker,
+    stream::{StreamWorker, Transport},
+    websocket::WebSocket,
+};
 
 use crate::faena::{Faena, TIMEOUT};
 
@@ -38,6 +44,7 @@ pub struct Job {
     pub kind: String,
     pub queue: String,
     pub payload: Value,
+    pub attempt: u64,
     pub retry_count: u64,
     pub correlation_id: String,
     pub traceparent: Option<String>,
@@ -56,6 +63,7 @@ impl Job {
             kind: text("type"),
             queue: text("queue"),
             payload: job["payload"].clone(),
+            attempt: job["attempt"].as_u64().unwrap(),
             retry_count: job["retryCount"].as_u64().unwrap(),
             correlation_id: text("correlationId"),
             traceparent: job["traceparent"].as_str().map(str::to_owned),
@@ -97,7 +105,7 @@ pub enum Interruption {
 pub trait TestWorker: Sized + Send {
     /// Whether reports return the server's answer. The SDK handles answers internally.
     const RETURNS_ANSWERS: bool = true;
-    /// Whether the server notices at once that the worker has disconnected.
+    /// Whether the server notices immediately that the worker has disconnected.
     const HAS_CONNECTION: bool = true;
 
     async fn connect(faena: &Faena, options: WorkerOptions) -> Self;
@@ -107,6 +115,8 @@ pub trait TestWorker: Sized + Send {
     async fn started(&mut self, job: &Job) -> ReportResult;
     async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult;
     async fn log(&mut self, job: &Job, message: &str) -> ReportResult;
+    /// Writes a log entry with an event name of its own.
+    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult;
     /// Reports a step. Returns the result of an earlier run if there is one, otherwise `result`.
     async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String>;
     async fn complete(&mut self, job: &Job, result: Value) -> ReportResult;
@@ -122,7 +132,7 @@ pub trait TestWorker: Sized + Send {
     async fn reconnect(&mut self) -> Option<bool>;
     /// Disappears without a `leave`.
     async fn crash(self);
-    /// Says `leave` and disconnects.
+    /// Sends `leave` and disconnects.
     async fn leave(self);
 }
 

@@ -100,7 +100,8 @@ async fn each_invalid_message_is_answered_with_its_code_and_the_stream_stays_ope
     let step =
         ReportStep { job_id: running.clone(), name: String::new(), result_json: "1".into(), ..ReportStep::default() };
     let progress = ReportProgress { job_id: running.clone(), run: None, progress: None };
-    let log = ReportLog { job_id: running.clone(), run: None, message: String::new() };
+    let log = ReportLog { job_id: running.clone(), run: None, message: String::new(), event: None };
+    let built_in = ReportLog { message: "x".into(), event: Some("queued".into()), ..log.clone() };
     let cases = [
         (None, "VALIDATION_ERROR"),
         (Some(register("bad", &["bad"])), "CONFLICT"),
@@ -110,6 +111,7 @@ async fn each_invalid_message_is_answered_with_its_code_and_the_stream_stays_ope
         (Some(FromWorker::Step(step)), "VALIDATION_ERROR"),
         (Some(FromWorker::Progress(progress)), "VALIDATION_ERROR"),
         (Some(FromWorker::Log(log)), "VALIDATION_ERROR"),
+        (Some(FromWorker::Log(built_in)), "VALIDATION_ERROR"),
         (complete(other, None, "1"), "CONFLICT"),
         (complete(other, other_run, "1"), "CONFLICT"),
         (complete(UNKNOWN_JOB, None, "1"), "NOT_FOUND"),

@@ -46,10 +46,11 @@ async fn each_invalid_request_is_answered_with_its_status_and_code() {
         (format!("{own}/progress"), "{}", 400, "VALIDATION_ERROR"),
         (format!("{own}/step"), r#"{"result": 1}"#, 400, "VALIDATION_ERROR"),
         (format!("{own}/log"), "{}", 400, "VALIDATION_ERROR"),
+        (format!("{own}/log"), r#"{"message": "x", "event": "completed"}"#, 400, "VALIDATION_ERROR"),
         (format!("{other}/complete"), "{}", 409, "CONFLICT"),
         (format!("{other}/complete"), &run, 409, "CONFLICT"),
         (format!("{other}/release"), &run, 409, "CONFLICT"),
-        (format!("/honest/jobs/{}/complete", fixture.job.id), &run, 404, "NOT_FOUND"),
+        (format!("/healthy/jobs/{}/complete", fixture.job.id), &run, 404, "NOT_FOUND"),
         (format!("/bad/jobs/{UNKNOWN_JOB}/complete"), "{}", 404, "NOT_FOUND"),
         (format!("{completed}/complete"), &stale, 409, "STALE_RUN"),
     ];

@@ -100,8 +100,8 @@ async fn check_random_frames(fixture: &Fixture, case: usize, frames: &[RandomFra
             assert_completed_once(&job);
         }
     }
-    let honest = fixture.faena.job(&fixture.job.id).await;
-    assert_eq!((&honest["status"], &honest["run"]), (&json!("PROCESSING"), &json!(fixture.job.run)), "{honest:#}");
+    let healthy = fixture.faena.job(&fixture.job.id).await;
+    assert_eq!((&healthy["status"], &healthy["run"]), (&json!("PROCESSING"), &json!(fixture.job.run)), "{healthy:#}");
     socket.send(json!({"type": "leave"}).to_string()).await;
     socket.wait_until_closed().await;
 }

@@ -66,6 +66,8 @@ async fn each_invalid_frame_is_answered_with_its_code_and_the_connection_stays_o
         (json!({"type": "step", "jobId": running, "result": 1}), "VALIDATION_ERROR"),
         (json!({"type": "step", "jobId": running, "name": "", "result": 1}), "VALIDATION_ERROR"),
         (json!({"type": "log", "jobId": running}), "VALIDATION_ERROR"),
+        (json!({"type": "log", "jobId": running, "message": "x", "event": "started"}), "VALIDATION_ERROR"),
+        (json!({"type": "log", "jobId": running, "message": "x", "event": "Two words"}), "VALIDATION_ERROR"),
         (json!({"type": "register", "capabilities": ["bad"]}), "CONFLICT"),
         // The job of another worker, with and without its run number.
         (json!({"type": "complete", "jobId": other, "result": "stolen"}), "CONFLICT"),
@@ -77,9 +79,9 @@ async fn each_invalid_frame_is_answered_with_its_code_and_the_connection_stays_o
         (json!({"type": "release", "jobId": other, "run": other_run}), "CONFLICT"),
         (json!({"type": "complete", "jobId": UNKNOWN_JOB}), "NOT_FOUND"),
         // A job that has ended.
-        (json!({"type": "fail", "jobId": old.id, "run": old.run, "error": "after all"}), "INVALID_TRANSITION"),
-        (json!({"type": "log", "jobId": old.id, "run": old.run, "message": "after all"}), "INVALID_TRANSITION"),
-        (json!({"type": "release", "jobId": old.id, "run": old.run}), "INVALID_TRANSITION"),
+        (json!({"type": "fail", "jobId": old.id, "run": old.run, "error": "after all"}), "STALE_RUN"),
+        (json!({"type": "log", "jobId": old.id, "run": old.run, "message": "after all"}), "STALE_RUN"),
+        (json!({"type": "release", "jobId": old.id, "run": old.run}), "STALE_RUN"),
         (json!({"type": "complete", "jobId": old.id, "run": old.run - 1}), "STALE_RUN"),
         (json!({"type": "step", "jobId": old.id, "run": old.run - 1, "name": "E1", "result": 1}), "STALE_RUN"),
         (json!({"type": "complete", "jobId": old.id, "run": old.run + 1}), "VALIDATION_ERROR"),
@@ -105,7 +107,7 @@ async fn each_invalid_frame_is_answered_with_its_code_and_the_connection_stays_o
     assert_eq!(fixture.faena.wait_for_state(&running, "COMPLETED").await["result"], "well");
     let old_now = fixture.faena.job(&old.id).await;
     assert_completed_once(&old_now);
-    assert_eq!(events(&old_now).iter().filter(|event| **event == "stale_report").count(), 2, "{old_now:#}");
+    assert_eq!(events(&old_now).iter().filter(|event| **event == "stale_report").count(), 5, "{old_now:#}");
     fixture.assert_undisturbed().await;
 }
 

@@ -83,7 +83,7 @@ fn message(frame: &Value) -> ConnectRequest {
             };
             FromWorker::Progress(ReportProgress { job_id, run, progress: Some(progress) })
         }
-        "log" => FromWorker::Log(ReportLog { job_id, run, message: text("message").unwrap() }),
+        "log" => FromWorker::Log(ReportLog { job_id, run, message: text("message").unwrap(), event: text("event") }),
         "step" => FromWorker::Step(ReportStep {
             job_id,
             run,
@@ -121,7 +121,7 @@ fn frame(message: ConnectResponse) -> Value {
                 job.steps.iter().map(|step| json!({"name": step.name, "result": json(&step.result_json)})).collect();
             json!({"type": "job", "job": {
                 "id": job.id, "name": job.name, "type": job.r#type, "queue": job.queue,
-                "payload": json(&job.payload_json), "run": job.run, "retryCount": job.retry_count,
+                "payload": json(&job.payload_json), "run": job.run, "attempt": job.attempt, "retryCount": job.retry_count,
                 "maxRetries": job.max_retries, "correlationId": job.correlation_id, "traceparent": job.traceparent,
                 "scheduleId": job.schedule_id,
                 "scheduleDue": job.schedule_due.map(time), "deadline": job.deadline.map(time), "steps": steps,

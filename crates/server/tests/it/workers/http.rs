@@ -100,6 +100,10 @@ impl TestWorker for HttpWorker {
         self.report(job, "log", json!({ "message": message })).await
     }
 
+    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult {
+        self.report(job, "log", json!({ "event": event, "message": message })).await
+    }
+
     async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {
         if let Some((_, stored)) = job.steps.iter().find(|(known, _)| known == name) {
             return Ok(stored.clone());

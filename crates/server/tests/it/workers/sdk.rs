@@ -31,6 +31,7 @@ pub struct SdkWorker {
 enum HandlerCommand {
     Progress(Progress),
     Log(String),
+    LogEvent(String, String),
     Step { name: String, result: Value, total: Option<u32>, done: oneshot::Sender<Result<Value, String>> },
     Complete(Value),
     Fail(JobError),
@@ -50,6 +51,7 @@ async fn handler(events: HandlerEvents, context: Context, payload: Value) -> Res
         kind: context.kind().into(),
         queue: context.queue().into(),
         payload,
+        attempt: context.attempt().into(),
         retry_count: context.retry_count().into(),
         correlation_id: context.correlation_id().into(),
         traceparent: context.traceparent().map(str::to_owned),
@@ -72,6 +74,7 @@ async fn handler(events: HandlerEvents, context: Context, payload: Value) -> Res
         match command {
             Some(HandlerCommand::Progress(progress)) => context.progress(progress),
             Some(HandlerCommand::Log(message)) => context.log(message),
+            Some(HandlerCommand::LogEvent(event, message)) => context.log_event(&event, message),
             Some(HandlerCommand::Step { name, result, total, done }) => {
                 if let Some(total) = total {
                     context.set_total_steps(total);
@@ -144,6 +147,10 @@ impl TestWorker for SdkWorker {
 
     async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
         self.command(job, HandlerCommand::Log(message.into()))
+    }
+
+    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult {
+        self.command(job, HandlerCommand::LogEvent(event.into(), message.into()))
     }
 
     async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {

@@ -95,6 +95,9 @@ impl<T: Transport> StreamWorker<T> {
         self.connection.sender.send(frame).unwrap();
         loop {
             let Some(answer) = self.receive(&format!("the answer to {of}")).await else { continue };
+            if answer["type"] == "error" {
+                return Err(answer["error"]["code"].as_str().unwrap().to_owned());
+            }
             assert_eq!(answer["type"], "ack", "{answer}");
             if answer["of"] == of && answer["jobId"] == job.id.as_str() {
                 return match answer["ok"].as_bool().unwrap() {
@@ -149,6 +152,10 @@ impl<T: Transport> TestWorker for StreamWorker<T> {
 
     async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
         self.report(job, "log", json!({ "message": message })).await
+    }
+
+    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult {
+        self.report(job, "log", json!({ "event": event, "message": message })).await
     }
 
     async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {

@@ -1,4 +1,4 @@
-//! Measures the limit of PostgreSQL: a bare loop with two connections, batches of 1 000 and default durability.
+//! Measures the baseline of PostgreSQL: a bare loop with two connections, batches of 1 000 and default durability.
 
 use std::time::Instant;
 
@@ -7,13 +7,13 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::{
-    limit_sqlite::{LOG, Limit, PAYLOAD, rate},
+    baseline_sqlite::{Baseline, LOG, PAYLOAD, rate},
     scratch::{Scratch, connect},
 };
 
 const BATCH: usize = 1_000;
 
-pub async fn run(server: &str, jobs: usize) -> Result<Limit> {
+pub async fn run(server: &str, jobs: usize) -> Result<Baseline> {
     let mut scratch = Scratch::postgres(server).await?;
     let url = scratch.fresh().await?;
     let result = measure(&url, jobs).await;
@@ -21,7 +21,7 @@ pub async fn run(server: &str, jobs: usize) -> Result<Limit> {
     result
 }
 
-async fn measure(url: &str, jobs: usize) -> Result<Limit> {
+async fn measure(url: &str, jobs: usize) -> Result<Baseline> {
     let client = connect(url).await?;
     client
         .batch_execute(
@@ -39,7 +39,7 @@ async fn measure(url: &str, jobs: usize) -> Result<Limit> {
     let started = Instant::now();
     let (a, b) = tokio::try_join!(drain(url), drain(url))?;
     anyhow::ensure!(a + b == jobs, "the limit lost jobs");
-    Ok(Limit { insert, drain: rate(jobs, started) })
+    Ok(Baseline { insert, drain: rate(jobs, started) })
 }
 
 async fn insert(url: &str, jobs: usize) -> Result<()> {
@@ -51,14 +51,14 @@ async fn insert(url: &str, jobs: usize) -> Result<()> {
              INSERT INTO ready SELECT 'default', score, id FROM unnest($3::int8[], $1::uuid[]) AS n(score, id)",
         )
         .await?;
-    let mut left = jobs;
-    while left > 0 {
-        let count = left.min(BATCH);
+    let mut remaining = jobs;
+    while remaining > 0 {
+        let count = remaining.min(BATCH);
         let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
         let payloads = vec![PAYLOAD; count];
         let now = faena_domain::Timestamp::now().as_ms();
         client.execute(&statement, &[&ids, &payloads, &vec![now; count]]).await?;
-        left -= count;
+        remaining -= count;
     }
     Ok(())
 }
@@ -77,16 +77,16 @@ async fn drain(url: &str) -> Result<usize> {
                      SELECT ctid FROM ready WHERE queue = 'default' AND score >= $1 ORDER BY score, id LIMIT 1000
                      FOR UPDATE SKIP LOCKED))
                  RETURNING score, id),
-             b AS (INSERT INTO claim SELECT nextval('run'), NULL, array_agg(id) FROM picked HAVING count(*) > 0 RETURNING run)
-             SELECT b.run, picked.score, picked.id, job.payload FROM picked JOIN job USING (id) CROSS JOIN b",
+             c AS (INSERT INTO claim SELECT nextval('run'), NULL, array_agg(id) FROM picked HAVING count(*) > 0 RETURNING run)
+             SELECT c.run, picked.score, picked.id, job.payload FROM picked JOIN job USING (id) CROSS JOIN c",
         )
         .await?;
     let finish = client
         .prepare(
-            "WITH held AS MATERIALIZED (SELECT run FROM claim WHERE run = $1 FOR KEY SHARE),
+            "WITH locked AS MATERIALIZED (SELECT run FROM claim WHERE run = $1 FOR KEY SHARE),
              put AS (INSERT INTO done SELECT id, $1, 6, 1763236800125, NULL, NULL, log
-                     FROM unnest($2::uuid[], $3::text[]) AS n(id, log) WHERE EXISTS (SELECT FROM held))
-             DELETE FROM claim WHERE run IN (SELECT run FROM held)",
+                     FROM unnest($2::uuid[], $3::text[]) AS n(id, log) WHERE EXISTS (SELECT FROM locked))
+             DELETE FROM claim WHERE run IN (SELECT run FROM locked)",
         )
         .await?;
     let mut total = 0;

@@ -1,4 +1,4 @@
-//! Measures the limit of SQLite: a bare loop with one writer, batches of 1 000 and the same durability.
+//! Measures the baseline of SQLite: a bare loop with one writer, batches of 1 000 and the same durability.
 
 use std::time::Instant;
 
@@ -6,7 +6,8 @@ use anyhow::Result;
 use rusqlite::Connection;
 use uuid::Uuid;
 
-pub struct Limit {
+/// Jobs per second of the bare loops.
+pub struct Baseline {
     pub insert: f64,
     pub drain: f64,
 }
@@ -17,7 +18,7 @@ pub const PAYLOAD: &str =
 pub const LOG: &str =
     r#"[1763236800123,"queued"],[1763236800124,"assigned"],[1763236800124,"started"],[1763236800125,"completed"]"#;
 
-pub fn run(path: &str, jobs: usize) -> Result<Limit> {
+pub fn run(path: &str, jobs: usize) -> Result<Baseline> {
     let connection = Connection::open(path)?;
     connection.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -16384; PRAGMA wal_autocheckpoint = 4096;
@@ -80,7 +81,7 @@ pub fn run(path: &str, jobs: usize) -> Result<Limit> {
         connection.prepare_cached("DELETE FROM claim WHERE run = ?")?.execute([run])?;
         connection.execute_batch("COMMIT")?;
     }
-    Ok(Limit { insert, drain: rate(jobs, started) })
+    Ok(Baseline { insert, drain: rate(jobs, started) })
 }
 
 pub fn rate(jobs: usize, started: Instant) -> f64 {
