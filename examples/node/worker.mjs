@@ -1,53 +1,93 @@
+// @ts-check
 // A Faena worker for Node 18 or newer, without packages. Uses the WebSocket of Node 22 and newer, otherwise plain HTTP.
 //
 //     node examples/node/worker.mjs
 
 import { randomUUID } from "node:crypto";
 
-const URL = (process.env.FAENA_URL ?? "http://127.0.0.1:3000").replace(/\/$/, "") + "/api/v1/workers";
+/** @typedef {{id: string, type: string, run: number, payload: any, steps: {name: string, result: any}[]}} JobData */
+/** @typedef {(kind: string, fields: object) => Promise<any>} Report */
+/**
+ * A job, as its handler sees it.
+ * @typedef {JobData & {
+ *   cancelled: AbortSignal,
+ *   progress: (progress: object) => Promise<any>,
+ *   log: (message: string, event?: string) => Promise<any>,
+ *   step: (name: string, work: () => Promise<any>) => Promise<any>,
+ * }} Job
+ */
+/** @typedef {{frame: any, resolve: (value?: any) => void, reject: (error: Error) => void}} PendingReport */
+
+const BASE = (process.env.FAENA_URL ?? "http://127.0.0.1:3000").replace(/\/$/, "") + "/api/v1/workers";
 const TOKEN = process.env.FAENA_TOKEN;
 const CONCURRENCY = 8;
 
 /** The error of a handler. Any other error that a handler throws is retried. */
 class Failed extends Error {
+  /**
+   * @param {string} message
+   * @param {{retryable?: boolean, retryAfterMs?: number}} options
+   */
   constructor(message, { retryable = true, retryAfterMs } = {}) {
     super(message);
-    Object.assign(this, { retryable, retryAfterMs });
+    this.retryable = retryable;
+    this.retryAfterMs = retryAfterMs;
   }
 }
 
 // ------------------------------------------------------------- your handlers
 
+/**
+ * @param {Job} job
+ * @param {any} payload
+ */
 async function greet(job, payload) {
   if (!payload.name) throw new Failed("the name is empty", { retryable: false });
   await job.progress({ phase: "greeting", percentage: 50 });
   // A step that an earlier run has completed does not run again; its stored result is used.
   const greeting = await job.step("greeting", async () => `Hello, ${payload.name}`);
+  // Long work ends early if the job was cancelled.
+  for (let left = (payload.seconds ?? 0) * 1000; left > 0 && !job.cancelled.aborted; left -= 50) await sleep(50);
   return { greeting };
 }
 
+/** @type {Record<string, (job: Job, payload: any) => Promise<any>>} */
 const handlers = { greet };
 
 // --------------------------------------------------- the same for all handlers
 
-/** The server refused a report: the job has been assigned to another worker, or the server does not know this worker. */
-class Refused extends Error {
+/** The server rejected a report: the job has been assigned to another worker, or the server does not know this worker. */
+class Rejected extends Error {
+  /**
+   * @param {number} status
+   * @param {{code?: string, message?: string} | undefined} error
+   */
   constructor(status, error) {
     super(`${error?.message} (${error?.code})`);
     this.status = status;
   }
 }
 
+/** @param {number} ms */
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** @param {unknown} error */
+const text = (error) => (error instanceof Error ? error.message : String(error));
 
 const worker = {
   // The same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
   id: process.env.FAENA_WORKER_ID ?? randomUUID(),
+  /** @type {string | undefined} */
+  sessionToken: undefined,
+  /** @type {Map<string, {run: number, stop: AbortController}>} */
   jobs: new Map(),
-  stopping: false,
+  stopping: false, // this worker shuts down
+  draining: false, // the server sends no more jobs; it may resume
   stop() {}, // set by the transport: called on a shutdown
   idle() {}, // set by the transport: called when a job has finished
 };
+
+const isLeaving = () => worker.stopping || worker.draining;
 
 for (const name of ["SIGTERM", "SIGINT"]) {
   process.on(name, () => {
@@ -58,21 +98,28 @@ for (const name of ["SIGTERM", "SIGINT"]) {
 
 const registration = () => ({
   workerId: worker.id,
+  sessionToken: worker.sessionToken,
   name: "node",
   capabilities: Object.keys(handlers),
   concurrency: CONCURRENCY,
 });
 
-/** Runs one job. `report(kind, fields)` returns when the server has acknowledged it; `update` does not wait for that. */
+/**
+ * Runs one job. `report(kind, fields)` returns when the server has acknowledged it; `update` does not wait for that.
+ * @param {JobData} data
+ * @param {Report} report
+ * @param {Report} update
+ */
 async function run(data, report, update) {
   const steps = new Map(data.steps.map((step) => [step.name, step.result]));
   const stop = new AbortController();
   worker.jobs.set(data.id, { run: data.run, stop });
+  /** @type {Job} */
   const job = {
     ...data,
     cancelled: stop.signal, // pass it to fetch
     progress: (progress) => update("progress", { progress }),
-    log: (message) => update("log", { message }),
+    log: (message, event) => update("log", { message, event }), // event: a name of your own, such as "training_started"
     async step(name, work) {
       if (!steps.has(name)) {
         const result = await work();
@@ -86,10 +133,10 @@ async function run(data, report, update) {
     const result = await handlers[data.type](job, data.payload);
     await report("complete", { result });
   } catch (error) {
-    if (error instanceof Refused) console.log(data.id, error.message);
+    if (error instanceof Rejected) console.log(data.id, error.message);
     else {
-      const { message, retryable = true, retryAfterMs } = error;
-      await report("fail", { error: message, retryable, retryAfterMs }).catch((refused) => console.log(data.id, refused.message));
+      const { retryable, retryAfterMs } = error instanceof Failed ? error : new Failed("");
+      await report("fail", { error: text(error), retryable, retryAfterMs }).catch((rejected) => console.log(data.id, text(rejected)));
     }
   } finally {
     if (worker.jobs.get(data.id)?.run === data.run) worker.jobs.delete(data.id);
@@ -97,42 +144,50 @@ async function run(data, report, update) {
   }
 }
 
+/** @param {{jobId: string, reason?: string}} cancel */
 const cancel = ({ jobId, reason }) => worker.jobs.get(jobId)?.stop.abort(reason);
 
 // ------------------------------------------------------------ over the WebSocket
 
+/** Reports that are not acknowledged yet. They are sent again over the next connection. @type {Set<PendingReport>} */
+const reports = new Set();
+
+/** The current connection. @type {{send: (frame: object) => void}} */
+let connection = { send() {} };
+
+/** Keeps a connection until the worker has left. Survives restarts of the server: the worker keeps its id and its jobs. */
 async function overWebSocket() {
-  const reports = new Set(); // not acknowledged yet; sent again over the next connection
-  for (let delay = 100; !(worker.stopping && worker.jobs.size === 0); delay = Math.min(delay * 2, 5000)) {
-    const registered = await new Promise((closed) => connect(reports, closed));
+  for (let delay = 100; !(isLeaving() && worker.jobs.size === 0); delay = Math.min(delay * 2, 5000)) {
+    const registered = await new Promise(connect);
     if (registered) delay = 100;
-    if (!worker.stopping) await sleep(delay * (0.5 + Math.random() / 2));
+    if (!isLeaving() || worker.jobs.size > 0) await sleep(delay * (0.5 + Math.random() / 2));
   }
 }
 
-function connect(reports, closed) {
-  const socket = new WebSocket(URL.replace(/^http/, "ws") + "/connect");
-  const send = (frame) => socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(frame));
+/** @param {(registered: boolean) => void} closed */
+function connect(closed) {
+  const socket = new WebSocket(BASE.replace(/^http/, "ws") + "/connect");
+  /** @param {object} frame */
+  const send = (frame) => {
+    if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(frame));
+  };
+  /** @type {ReturnType<typeof setInterval> | undefined} */
   let heartbeat;
   let registered = false;
-  const drain = () => registered && send({ type: "drain" });
   const leave = () => {
-    if (!worker.stopping || worker.jobs.size > 0) return;
+    if (!isLeaving() || worker.jobs.size > 0) return;
     send({ type: "leave" });
     socket.close();
   };
-  worker.stop = () => (drain(), leave());
+  worker.stop = () => {
+    if (registered) send({ type: "drain" });
+    leave();
+  };
   worker.idle = leave;
-  worker.update = (about) => async (type, fields) => send({ type, ...about, ...fields });
-  worker.report = (about) => (type, fields) =>
-    new Promise((resolve, reject) => {
-      const report = { frame: { type, ...about, ...fields }, resolve, reject };
-      reports.add(report);
-      worker.send(report.frame);
-    });
-  worker.send = (frame) => registered && send(frame);
+  connection = { send: (frame) => registered && send(frame) };
 
   socket.onopen = () => {
+    // A job whose end is not acknowledged yet still counts as in flight.
     const inFlight = [...worker.jobs].map(([jobId, { run }]) => ({ jobId, run }));
     send({ type: "register", ...registration(), token: TOKEN, inFlight });
   };
@@ -140,64 +195,100 @@ function connect(reports, closed) {
     clearInterval(heartbeat);
     closed(registered);
   };
-  socket.onerror = () => console.log("not connected");
+  socket.onerror = () => {
+    console.log("not connected");
+    closed(registered); // before Node 22 a failed attempt to connect has no close event
+  };
   socket.onmessage = ({ data }) => {
     const frame = JSON.parse(data);
     switch (frame.type) {
       case "registered":
         console.log("registered as", worker.id);
         registered = true;
+        worker.sessionToken = frame.sessionToken;
         heartbeat = setInterval(() => send({ type: "heartbeat" }), frame.heartbeatIntervalMs);
         if (!frame.resumed) for (const job of worker.jobs.values()) job.stop.abort("assigned to another worker");
         for (const report of reports) send(report.frame);
         if (worker.stopping) worker.stop();
         break;
-      case "job": {
-        const about = { jobId: frame.job.id, run: frame.job.run };
-        // Looked up at each call, because the connection may have been replaced by then.
-        run(frame.job, (...a) => worker.report(about)(...a), (...a) => worker.update(about)(...a));
+      case "job":
+        startJob(frame.job);
         break;
-      }
-      case "ack": {
-        const matches = ({ frame: sent }) => sent.jobId === frame.jobId && sent.type === frame.of && sent.run === (frame.run ?? sent.run);
-        const report = [...reports].find(matches);
-        if (!report) break;
-        reports.delete(report);
-        if (frame.ok) report.resolve();
-        else report.reject(new Refused(409, frame.error));
+      case "ack":
+        acknowledge(frame);
         break;
-      }
       case "cancel":
         cancel(frame);
         break;
       case "drain":
-        worker.stopping = true;
+        worker.draining = true;
         leave();
+        break;
+      case "resume": // the drain was cancelled: jobs come again
+        worker.draining = false;
         break;
       case "error":
         console.log("error:", frame.error);
-        if (!registered) socket.close();
+        if (!registered) socket.close(); // for example UNAVAILABLE, while the server stops: connects again after a delay
     }
   };
 }
 
+/** @param {JobData} data */
+function startJob(data) {
+  const about = { jobId: data.id, run: data.run };
+  /** @type {Report} */
+  const report = (type, fields) =>
+    new Promise((resolve, reject) => {
+      const pending = { frame: { type, ...about, ...fields }, resolve, reject };
+      reports.add(pending);
+      connection.send(pending.frame);
+    });
+  run(data, report, async (type, fields) => connection.send({ type, ...about, ...fields }));
+}
+
+/** @param {any} ack */
+function acknowledge(ack) {
+  for (const report of reports) {
+    const { frame } = report;
+    if (frame.jobId !== ack.jobId || frame.type !== ack.of || frame.run !== (ack.run ?? frame.run)) continue;
+    reports.delete(report);
+    if (ack.ok) report.resolve();
+    else report.reject(new Rejected(409, ack.error));
+    return;
+  }
+}
+
 // ------------------------------------------------------------------ over plain HTTP
 
+/**
+ * @param {string} method
+ * @param {string} path
+ * @param {object} [body]
+ * @param {AbortSignal} [signal]
+ */
 async function call(method, path, body, signal = AbortSignal.timeout(30_000)) {
-  const headers = { "content-type": "application/json", ...(TOKEN && { authorization: `Bearer ${TOKEN}` }) };
-  const answer = await fetch(URL + path, { method, headers, body: body && JSON.stringify(body), signal });
+  /** @type {Record<string, string>} */
+  const headers = { "content-type": "application/json" };
+  if (TOKEN) headers.authorization = `Bearer ${TOKEN}`;
+  const answer = await fetch(BASE + path, { method, headers, body: body && JSON.stringify(body), signal });
   const data = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(answer.status, data.error);
+  if (!answer.ok) throw new Rejected(answer.status, data.error);
   return data;
 }
 
-/** Sends a report until it is answered. The server counts a repeated report once. */
+/**
+ * Sends a report until it is answered. The server counts a repeated report once.
+ * @param {JobData} job
+ * @param {string} kind
+ * @param {object} fields
+ */
 async function reportByHttp({ id, run }, kind, fields) {
   for (;;) {
     try {
       return await call("POST", `/${worker.id}/jobs/${id}/${kind}`, { run, ...fields });
     } catch (error) {
-      if (error instanceof Refused && error.status < 500) throw error;
+      if (error instanceof Rejected && error.status < 500) throw error;
       await sleep(1000);
     }
   }
@@ -208,47 +299,57 @@ async function overHttp() {
   worker.stop = () => waiting.abort();
   let free = () => {};
   worker.idle = () => free();
+  /** @param {{cancel: {jobId: string}[], drain: boolean}} answer */
   const handle = (answer) => {
     answer.cancel.forEach(cancel);
-    if (answer.drain) worker.stopping = true;
+    worker.draining = answer.drain;
   };
+  /** @type {ReturnType<typeof setInterval> | undefined} */
   let heartbeat;
   const register = async () => {
-    const { heartbeatIntervalMs } = await call("POST", "/register", registration());
+    const answer = await call("POST", "/register", registration());
     console.log("registered as", worker.id);
+    worker.sessionToken = answer.sessionToken;
     clearInterval(heartbeat);
-    heartbeat = setInterval(() => call("POST", `/${worker.id}/heartbeat`, {}).then(handle, () => {}), heartbeatIntervalMs);
+    heartbeat = setInterval(() => call("POST", `/${worker.id}/heartbeat`, {}).then(handle, () => {}), answer.heartbeatIntervalMs);
   };
-  while (!worker.stopping) {
+  while (!isLeaving()) {
     try {
       if (!heartbeat) await register();
       const max = CONCURRENCY - worker.jobs.size;
       if (max === 0) {
-        await new Promise((resolve) => (free = resolve));
+        await new Promise((/** @type {(value?: any) => void} */ resolve) => (free = resolve));
         continue;
       }
       const limit = AbortSignal.timeout(30_000);
       const answer = await call("POST", `/${worker.id}/claim`, { max, waitMs: 20_000 }, either(waiting.signal, limit));
       handle(answer);
       for (const data of answer.jobs) {
+        /** @type {Report} */
         const report = (kind, fields) => reportByHttp(data, kind, fields);
         run(data, report, report);
       }
     } catch (error) {
       if (worker.stopping) break;
-      if (error instanceof Refused && error.status === 404) heartbeat = clearInterval(heartbeat); // declared lost: register again
-      else {
-        console.log("no answer:", error.message);
-        await sleep(2000);
+      if (error instanceof Rejected && error.status === 404) {
+        // Declared lost: the session is over, and the worker registers again.
+        clearInterval(heartbeat);
+        heartbeat = worker.sessionToken = undefined;
+      } else {
+        console.log("no answer:", text(error));
+        await sleep(1000);
       }
     }
   }
-  while (worker.jobs.size > 0) await new Promise((resolve) => (free = resolve));
+  while (worker.jobs.size > 0) await new Promise((/** @type {(value?: any) => void} */ resolve) => (free = resolve));
   clearInterval(heartbeat);
   await call("DELETE", `/${worker.id}`).catch(() => {});
 }
 
-/** Combines signals, as AbortSignal.any does, which Node 18 lacks. */
+/**
+ * Combines signals, as AbortSignal.any does, which Node 18 lacks.
+ * @param {AbortSignal[]} signals
+ */
 function either(...signals) {
   const both = new AbortController();
   for (const signal of signals) {

@@ -3,6 +3,9 @@
 
     python3 examples/python-http/worker.py
 """
+from __future__ import annotations
+
+import http.client
 import json
 import os
 import signal
@@ -10,6 +13,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from typing import Any, Callable, Optional
+
+Json = dict[str, Any]
 
 URL = os.environ.get("FAENA_URL", "http://127.0.0.1:3000").rstrip("/") + "/api/v1/workers"
 TOKEN = os.environ.get("FAENA_TOKEN")
@@ -18,7 +24,7 @@ TOKEN = os.environ.get("FAENA_TOKEN")
 class Failed(Exception):
     """The error of a handler. Any other error that a handler raises is retried."""
 
-    def __init__(self, message, retryable=True, retry_after_ms=None):
+    def __init__(self, message: str, retryable: bool = True, retry_after_ms: Optional[int] = None) -> None:
         super().__init__(message)
         self.retryable, self.retry_after_ms = retryable, retry_after_ms
 
@@ -26,28 +32,41 @@ class Failed(Exception):
 # ------------------------------------------------------------- your handlers
 
 
-def greet(job, payload):
+def greet(job: Job, payload: Json) -> Json:
     if not payload.get("name"):
         raise Failed("the name is empty", retryable=False)
     job.progress({"phase": "greeting", "percentage": 50})
     # A step that an earlier run has completed does not run again; its stored result is used.
     greeting = job.step("greeting", lambda: "Hello, " + payload["name"])
+    # Long work checks now and then whether the job was cancelled.
+    until = time.monotonic() + payload.get("seconds", 0)
+    while time.monotonic() < until and not job.cancelled:
+        time.sleep(0.05)
     return {"greeting": greeting}
 
 
-HANDLERS = {"greet": greet}
+HANDLERS: dict[str, Callable[[Job, Json], Any]] = {"greet": greet}
 
 # --------------------------------------------------- the same for all handlers
 
 
-class Refused(Exception):
-    def __init__(self, status, code, message):
+class Rejected(Exception):
+    def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{message} ({code})")
         self.status, self.code = status, code
 
+    @property
+    def is_temporary(self) -> bool:
+        """The server is starting, stopping or overloaded: the same call may succeed later."""
+        return self.status >= 500 or self.status == 429
 
-def call(method, path, body=None, timeout=30):
-    """Sends a request and returns the body. Raises Refused for an error of the server, OSError if it does not answer."""
+
+# What a call raises if no answer arrives: the server is away, or it stopped while it answered.
+NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
+
+
+def call(method: str, path: str, body: Optional[Json] = None, timeout: float = 30) -> Json:
+    """Sends a request and returns the body. Raises Rejected for an error of the server, NO_ANSWER if it does not answer."""
     request = urllib.request.Request(URL + path, method=method)
     request.add_header("content-type", "application/json")
     if TOKEN:
@@ -55,44 +74,48 @@ def call(method, path, body=None, timeout=30):
     data = None if method == "DELETE" else json.dumps(body or {}).encode()
     try:
         with urllib.request.urlopen(request, data, timeout) as answer:
-            return json.load(answer)
+            result: Json = json.load(answer)
+            return result
     except urllib.error.HTTPError as error:
         try:
             info = json.load(error)["error"]
         except Exception:
             info = {"code": "UNKNOWN", "message": f"answered {error.code}"}
-        raise Refused(error.code, info["code"], info["message"]) from None
+        raise Rejected(error.code, info["code"], info["message"]) from None
 
 
 class Job:
     """One run of one job."""
 
-    def __init__(self, worker, data):
-        self.worker, self.id, self.run = worker, data["id"], data["run"]
-        self.type, self.payload = data["type"], data["payload"]
-        self.steps = {step["name"]: step["result"] for step in data.get("steps", [])}
+    def __init__(self, worker: Worker, data: Json) -> None:
+        self.worker = worker
+        self.id: str = data["id"]
+        self.run: int = data["run"]
+        self.type: str = data["type"]
+        self.payload: Json = data["payload"]
+        self.steps: Json = {step["name"]: step["result"] for step in data.get("steps", [])}
 
     @property
-    def cancelled(self):
+    def cancelled(self) -> bool:
         """Check it in long work: the job was cancelled, or exceeded its timeout."""
         return self.id in self.worker.cancelled
 
-    def report(self, kind, **fields):
-        """Sends a report until it is answered. The server counts a repeated report once."""
+    def report(self, kind: str, **fields: Any) -> Json:
+        """Sends a report until it is answered, by this server or after its restart. The server counts a repeated report once."""
         while True:
             try:
                 return call("POST", f"/{self.worker.id}/jobs/{self.id}/{kind}", {"run": self.run, **fields})
-            except Refused as refused:
-                if refused.status < 500:
+            except Rejected as rejected:
+                if not rejected.is_temporary:
                     raise
-            except OSError:
+            except NO_ANSWER:
                 pass
             time.sleep(1)
 
-    def progress(self, progress):
+    def progress(self, progress: Json) -> None:
         self.report("progress", progress=progress)
 
-    def step(self, name, work):
+    def step(self, name: str, work: Callable[[], Any]) -> Any:
         if name not in self.steps:
             result = work()
             self.report("step", name=name, result=result)  # raises if the job was assigned to another worker
@@ -101,79 +124,105 @@ class Job:
 
 
 class Worker:
-    def __init__(self):
-        # A worker pool sets the id of its processes; otherwise the server chooses one.
-        self.id, self.interval = os.environ.get("FAENA_WORKER_ID"), 30
-        self.registered, self.cancelled, self.waiting, self.stopping = False, set(), False, False
+    def __init__(self) -> None:
+        # A worker pool sets the id of its processes; otherwise the server chooses one, and the worker keeps it.
+        self.id: Optional[str] = os.environ.get("FAENA_WORKER_ID")
+        self.session_token: Optional[str] = None
+        self.interval: float = 30
+        self.cancelled: set[str] = set()
+        self.registered = self.waiting = self.stopping = False
 
-    def register(self):
-        body = {"workerId": self.id, "name": "python-http", "capabilities": list(HANDLERS), "concurrency": 1}
+    def register(self) -> None:
+        body = {"workerId": self.id, "sessionToken": self.session_token, "name": "python-http",
+                "capabilities": list(HANDLERS), "concurrency": 1}
         answer = call("POST", "/register", {key: value for key, value in body.items() if value})
         self.id, self.interval = answer["workerId"], answer["heartbeatIntervalMs"] / 1000
+        self.session_token = answer.get("sessionToken")
+        if not self.registered:
+            threading.Thread(target=self.send_heartbeats, daemon=True).start()
         self.registered = True
         print("registered as", self.id, flush=True)
 
-    def send_heartbeats(self):
+    def send_heartbeats(self) -> None:
         """Runs on its own thread, because a handler may take long."""
         while True:
             time.sleep(self.interval)
             try:
                 self.handle(call("POST", f"/{self.id}/heartbeat"))
-            except (Refused, OSError):
+            except (Rejected, *NO_ANSWER):
                 pass  # the next claim shows what is wrong
 
-    def handle(self, answer):
+    def handle(self, answer: Json) -> None:
         self.cancelled.update(cancel["jobId"] for cancel in answer.get("cancel", []))
         self.stopping = self.stopping or answer.get("drain", False)
 
-    def stop(self, *_):
+    def stop(self, *_: Any) -> None:
         self.stopping = True
         if self.waiting:  # no job runs; a job that is on its way is released when the worker leaves
             raise KeyboardInterrupt
 
-    def claim(self):
+    def claim(self) -> list[Json]:
         self.waiting = True
         try:
             answer = call("POST", f"/{self.id}/claim", {"max": 1, "waitMs": 20000})
         finally:
             self.waiting = False
         self.handle(answer)
-        return answer["jobs"]
+        jobs: list[Json] = answer["jobs"]
+        return jobs
 
-    def run_job(self, job):
+    def run_job(self, job: Job) -> None:
         try:
             result = HANDLERS[job.type](job, job.payload)
             job.report("complete", result=result)
-        except Refused as refused:
-            print(job.id, refused, flush=True)  # assigned to another worker
+        except Rejected as rejected:
+            print(job.id, rejected, flush=True)  # assigned to another worker
         except Exception as error:
             fields = {"error": str(error) or repr(error), "retryable": getattr(error, "retryable", True)}
             if getattr(error, "retry_after_ms", None):
-                fields["retryAfterMs"] = error.retry_after_ms
+                fields["retryAfterMs"] = getattr(error, "retry_after_ms")
             try:
                 job.report("fail", **fields)
-            except Refused as refused:
-                print(job.id, refused, flush=True)
+            except Rejected as rejected:
+                print(job.id, rejected, flush=True)
         self.cancelled.discard(job.id)
 
-    def work(self):
+    def pause(self, reason: object) -> None:
+        print("not connected:", reason, flush=True)
+        self.waiting = True
+        try:
+            time.sleep(1)
+        finally:
+            self.waiting = False
+
+    def work(self) -> None:
+        """Claims jobs until the worker stops. Survives restarts of the server: it keeps its id and its job."""
         while not self.stopping:
             try:
                 if not self.registered:
                     self.register()
-                    threading.Thread(target=self.send_heartbeats, daemon=True).start()
                 for data in self.claim():
                     self.run_job(Job(self, data))
-            except Refused as refused:
-                if refused.status != 404:
+            except Rejected as rejected:
+                if rejected.is_temporary:
+                    self.pause(rejected)
+                elif rejected.status == 404:
+                    self.register_again()
+                else:
                     raise
-                self.register()  # the server has declared this worker lost
-            except OSError as error:
-                print("not connected:", error, flush=True)
-                time.sleep(2)
+            except NO_ANSWER as error:
+                self.pause(error)
+
+    def register_again(self) -> None:
+        """The server has declared this worker lost, so its session is over."""
+        self.session_token = None
+        try:
+            self.register()
+        except (Rejected, *NO_ANSWER) as error:
+            self.pause(error)
 
 
-def main():
+def main() -> None:
     worker = Worker()
     signal.signal(signal.SIGTERM, worker.stop)
     signal.signal(signal.SIGINT, worker.stop)
@@ -181,8 +230,11 @@ def main():
         worker.work()
     except KeyboardInterrupt:
         pass
-    if worker.id:
-        call("DELETE", f"/{worker.id}", timeout=5)
+    if worker.registered:
+        try:
+            call("DELETE", f"/{worker.id}", timeout=5)
+        except (Rejected, *NO_ANSWER):
+            pass  # the server notices that the worker is silent
         print("left", flush=True)
 
 

@@ -23,6 +23,7 @@ greet() {
     greeting=$(jq -n --arg name "$name" '"Hello, " + $name')
     report "$job" step "$(jq -n --argjson result "$greeting" '{name: "greeting", $result}')" || return 3
   fi
+  sleep "$(jq -r '.payload.seconds // 0' <<<"$job")"
   jq -n --argjson greeting "$greeting" '{$greeting}'
 }
 
@@ -37,7 +38,7 @@ handle() {
 
 # --------------------------------------------------- the same for all handlers
 
-# post PATH BODY: prints the answer. Status 0: accepted, 22: refused (the answer has the reason), other: no answer.
+# post PATH BODY: prints the answer. Status 0: accepted, 22: rejected (the answer has the reason), other: no answer.
 post() {
   local answer status
   answer=$(curl -sS -m 30 -w '\n%{http_code}' -H 'content-type: application/json' \
@@ -61,7 +62,7 @@ report() {
     send "$1" "$2" "$3"
     code=$?
     ((code == 0)) && return 0
-    ((code == 22)) && { echo "$2 refused: the job was assigned to another worker" >&2; return 1; }
+    ((code == 22)) && { echo "$2 rejected: the job was assigned to another worker" >&2; return 1; }
     sleep 1
   done
 }
@@ -87,14 +88,19 @@ run_job() {
 
 register() {
   local answer
-  # A worker pool sets the id of its processes; otherwise the server chooses one.
-  local id=${FAENA_WORKER_ID:+"\"workerId\": \"$FAENA_WORKER_ID\","}
-  until answer=$(post /register "{$id \"name\": \"shell\", \"capabilities\": $capabilities, \"concurrency\": 1}"); do
+  # A worker pool sets the id of its processes; otherwise the server chooses one, and the worker keeps it.
+  local body
+  body=$(jq -n --arg id "${worker:-${FAENA_WORKER_ID:-}}" --arg token "$session_token" --argjson capabilities "$capabilities" \
+    '{name: "shell", $capabilities, concurrency: 1} + if $id == "" then {} else {workerId: $id} end
+      + if $token == "" then {} else {sessionToken: $token} end')
+  # Also while the server is away, or stops (UNAVAILABLE).
+  until answer=$(post /register "$body"); do
     echo "not registered: $answer" >&2
     [[ -n $stopping ]] && exit 0
-    sleep 2
+    sleep 1
   done
   worker=$(jq -r .workerId <<<"$answer")
+  session_token=$(jq -r '.sessionToken // ""' <<<"$answer")
   echo "registered as $worker"
   [[ -n $heartbeat ]] && kill "$heartbeat" 2>/dev/null
   # In the background, because a job may take long.
@@ -110,7 +116,7 @@ leave() {
   rm -f "$claimed"
 }
 
-worker='' heartbeat='' stopping='' waiting=''
+worker='' session_token='' heartbeat='' stopping='' waiting=''
 claimed=$(mktemp)
 trap leave EXIT
 # A running job finishes first; a waiting claim is aborted. A job that was on its way is released when the worker leaves.
@@ -129,9 +135,10 @@ while [[ -z $stopping ]]; do
     while read -r job; do run_job "$job"; done < <(jq -c '.jobs[]' "$claimed")
     [[ $(jq .drain "$claimed") == true ]] && break
   elif ((code == 22)) && [[ $(jq -r .error.code "$claimed") == NOT_FOUND ]]; then
-    register # the server has declared this worker lost
+    session_token='' # the server has declared this worker lost
+    register
   else
-    sleep 2
+    sleep 1 # the server is away or stops; the next call continues where this one failed
   fi
 done
 exit 0
