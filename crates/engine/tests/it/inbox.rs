@@ -179,6 +179,8 @@ mod rabbitmq {
 }
 
 mod nats {
+    use async_nats::jetstream::context::PublishErrorKind;
+
     use super::*;
     use crate::{
         fixture::{open_postgres, open_sqlite},
@@ -193,15 +195,23 @@ mod nats {
 
     async fn publish(url: &str, name: &str, messages: &[(Option<&str>, &str)]) {
         let context = async_nats::jetstream::new(async_nats::connect(url).await.unwrap());
-        eventually("the stream exists", async || context.get_stream(name).await.ok()).await;
         for (id, body) in messages {
             let mut headers = async_nats::HeaderMap::new();
             headers.insert("CorrelationId", "order-7");
             if let Some(id) = id {
                 headers.insert("Nats-Msg-Id", *id);
             }
-            let subject = format!("{name}.paid");
-            context.publish_with_headers(subject, headers, body.to_string().into()).await.unwrap().await.unwrap();
+            // The NATS server reports a stream as existing before it accepts messages, so only an acknowledgement counts.
+            // Without a stream the message is not stored, so it can be sent again.
+            eventually("the stream accepts the message", async || {
+                let published =
+                    context.publish_with_headers(format!("{name}.paid"), headers.clone(), body.to_string().into());
+                match published.await.unwrap().await {
+                    Err(error) if error.kind() == PublishErrorKind::StreamNotFound => None,
+                    answer => Some(answer.unwrap()),
+                }
+            })
+            .await;
         }
     }
 
