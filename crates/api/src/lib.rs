@@ -17,11 +17,11 @@ mod traffic;
 mod watch;
 mod workers;
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use axum::{Router, extract::Request, http::Uri};
 use faena_auth::{Access, AccessError, Credentials, Policy};
-use faena_domain::{JobView, KeyScope, Timestamp, parse::JobParser};
+use faena_domain::{ApiKeyId, JobView, KeyScope, Timestamp, parse::JobParser};
 use faena_engine::Engine;
 use tokio_util::sync::CancellationToken;
 use tower::{Layer, util::MapRequestLayer};
@@ -83,6 +83,24 @@ impl Parts {
         Ok(access)
     }
 
+    /// Waits until the key of a caller is revoked or expires, so that its open streams end. Never returns for a caller without
+    /// a key.
+    pub(crate) fn key_end(&self, key: Option<ApiKeyId>) -> KeyEnd {
+        let mut keys = self.engine.store.api_keys_watch();
+        Box::pin(async move {
+            let Some(id) = key else { return std::future::pending().await };
+            loop {
+                let now = Timestamp::now();
+                let current = keys.borrow_and_update().values().find(|stored| stored.key.id == id).cloned();
+                let Some(stored) = current.filter(|stored| stored.key.rejection(now).is_none()) else { return };
+                tokio::select! {
+                    changed = keys.changed() => if changed.is_err() { return },
+                    () = wait_until(stored.key.expires_at, now) => {}
+                }
+            }
+        })
+    }
+
     pub(crate) fn parser(&self) -> &JobParser {
         &self.engine.job_parser
     }
@@ -93,6 +111,16 @@ impl Parts {
         job.timeout_ms.get_or_insert(default_ms);
         job
     }
+}
+
+/// Returns when the key of a caller is no longer valid.
+pub(crate) type KeyEnd = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Waits until `at`, or for a day: timers do not reach further than some years.
+async fn wait_until(at: Option<Timestamp>, now: Timestamp) {
+    const DAY_MS: i64 = 86_400_000;
+    let ms = at.map_or(DAY_MS, |at| at.ms_since(now).clamp(1, DAY_MS));
+    tokio::time::sleep(Duration::from_millis(ms.unsigned_abs())).await;
 }
 
 impl std::ops::Deref for Api {

@@ -6,7 +6,7 @@ use faena_domain::{ErrorCode, FieldError, JobId, Timestamp};
 use faena_engine::event_reader::{EventFilter, MAX_SUBSCRIBERS, StreamItem, SubscribeError, Subscription};
 use faena_store::EventPosition;
 
-use crate::{Api, ApiError, ApiResult, access};
+use crate::{Api, ApiError, ApiResult, KeyEnd, access, context};
 
 /// Time without an event after which the stream sends a heartbeat with the position it has reached.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -37,6 +37,7 @@ pub enum Item {
 pub struct EventStream {
     api: Api,
     subscription: Subscription,
+    key_end: KeyEnd,
     has_begun: bool,
 }
 
@@ -45,7 +46,8 @@ impl EventStream {
     pub async fn open(api: &Api, request: WatchRequest) -> ApiResult<EventStream> {
         let (filter, after) = parse(request).map_err(ApiError::invalid)?;
         let subscription = api.engine.events.reader.subscribe(after, filter, Timestamp::now()).await?;
-        Ok(EventStream { api: api.clone(), subscription, has_begun: false })
+        let key_end = api.key_end(context::access()?.key());
+        Ok(EventStream { api: api.clone(), subscription, key_end, has_begun: false })
     }
 
     /// Returns the CloudEvents attribute `source` of the events.
@@ -53,7 +55,8 @@ impl EventStream {
         &self.api.engine.config.outbox.source
     }
 
-    /// Waits for the next item and returns it with the position to resume after; `None` when the server stops.
+    /// Waits for the next item and returns it with the position to resume after; `None` when the server stops or
+    /// the caller's key is no longer valid.
     ///
     /// The first item is a heartbeat: from its position on, no event is missed.
     pub async fn next(&mut self) -> Option<(Item, EventPosition)> {
@@ -65,6 +68,7 @@ impl EventStream {
         loop {
             let next = tokio::select! {
                 () = self.api.closing.cancelled() => return None,
+                () = &mut self.key_end => return None,
                 next = self.subscription.next() => next,
                 () = &mut heartbeat => return Some((Item::Heartbeat, self.subscription.position())),
             };
@@ -73,6 +77,7 @@ impl EventStream {
                 // The database is not available. No event is lost: the stream reads them when it is available again.
                 Err(_) => tokio::select! {
                     () = self.api.closing.cancelled() => return None,
+                    () = &mut self.key_end => return None,
                     () = tokio::time::sleep(RETRY_DELAY) => {}
                 },
             }

@@ -4,8 +4,8 @@ use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
 use faena_domain::{ApiKey, ApiKeyId, KeyHash, KeyScope, StoredApiKey, Timestamp};
-use parking_lot::RwLock;
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::{AuditEntry, Result, StoreError};
 
@@ -14,6 +14,9 @@ use crate::{AuditEntry, Result, StoreError};
 pub trait ApiKeyStore: Send + Sync + 'static {
     /// Returns the keys as this process last read them, by the public part of their text.
     fn api_keys(&self) -> Arc<HashMap<String, StoredApiKey>>;
+
+    /// Returns a receiver that sees every later change of [`ApiKeyStore::api_keys`].
+    fn api_keys_watch(&self) -> watch::Receiver<Arc<HashMap<String, StoredApiKey>>>;
 
     /// Reads the keys again, because another node or `faena keys` may have changed them.
     async fn api_keys_load(&self) -> Result<Arc<HashMap<String, StoredApiKey>>>;
@@ -49,7 +52,7 @@ pub struct KeyRotation {
 /// The keys as this process last read them.
 #[derive(Default)]
 pub struct ApiKeyCache {
-    keys: RwLock<Arc<HashMap<String, StoredApiKey>>>,
+    keys: watch::Sender<Arc<HashMap<String, StoredApiKey>>>,
     /// Held while the keys are read and set, so that an older read never replaces a newer one.
     loading: tokio::sync::Mutex<()>,
 }
@@ -61,13 +64,17 @@ impl ApiKeyCache {
     }
 
     pub fn current(&self) -> Arc<HashMap<String, StoredApiKey>> {
-        self.keys.read().clone()
+        self.keys.borrow().clone()
+    }
+
+    pub fn watch(&self) -> watch::Receiver<Arc<HashMap<String, StoredApiKey>>> {
+        self.keys.subscribe()
     }
 
     pub fn set(&self, keys: Vec<StoredApiKey>) -> Arc<HashMap<String, StoredApiKey>> {
         let keys: HashMap<_, _> = keys.into_iter().map(|key| (key.key.lookup.clone(), key)).collect();
         let keys = Arc::new(keys);
-        *self.keys.write() = keys.clone();
+        self.keys.send_replace(keys.clone());
         keys
     }
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     Api, ApiError, access,
-    context::actor,
+    context::{self, actor},
     request::parse_job_id,
     rest::{
         job_events::follow,
@@ -107,7 +107,8 @@ impl JobService for Jobs {
         let changes = api.engine.bus.subscribe();
         let first = access::job(&api, id).await?;
         let (sender, receiver) = mpsc::channel(16);
-        tokio::spawn(follow(api, id, first, changes, sender));
+        let key_end = api.key_end(context::access().map_err(ApiError::from)?.key());
+        tokio::spawn(follow(api, id, first, changes, sender, key_end));
         let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
             let (_, job) = receiver.recv().await?;
             Some((Ok(WatchJobResponse { job: Some(convert::job(job)) }), receiver))

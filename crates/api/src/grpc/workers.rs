@@ -163,6 +163,7 @@ impl WorkerStream for GrpcStream {
         let status = match reason {
             CloseReason::Left => return,
             CloseReason::NotReading | CloseReason::TooManyMessages => Status::resource_exhausted(reason.as_str()),
+            CloseReason::KeyEnded => Status::unauthenticated(reason.as_str()),
             _ => Status::unavailable(reason.as_str()),
         };
         let _ = tokio::time::timeout(Duration::from_secs(2), self.sender.send(Err(status))).await;

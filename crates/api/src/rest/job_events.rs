@@ -15,7 +15,7 @@ use futures_util::Stream;
 use tokio::sync::{broadcast, mpsc};
 
 use crate::{
-    Api, ApiResult,
+    Api, ApiResult, KeyEnd, context,
     request::{Segment, parse_job_id},
 };
 
@@ -29,7 +29,8 @@ pub async fn stream_job_events(
     let changes = api.engine.bus.subscribe();
     let first = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
     let (sender, receiver) = mpsc::channel(16);
-    tokio::spawn(follow(api, id, first, changes, sender));
+    let key_end = api.key_end(context::access()?.key());
+    tokio::spawn(follow(api, id, first, changes, sender, key_end));
     let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
         let (kind, job) = receiver.recv().await?;
         let event = SseEvent::default().event(kind.as_str()).json_data(job).ok()?;
@@ -46,13 +47,15 @@ struct Version {
     state: JobState,
 }
 
-/// Sends the job now and after each change, until it has finished or the receiver is dropped.
+/// Sends the job now and after each change, until it has finished, the receiver is dropped or the caller's key is no longer
+/// valid.
 pub async fn follow(
     api: Api,
     id: JobId,
     first: JobView,
     mut changes: broadcast::Receiver<Event>,
     sender: mpsc::Sender<(EventKind, JobView)>,
+    mut key_end: KeyEnd,
 ) {
     let mut sent: Option<Version> = None;
     let mut job = Some(first);
@@ -77,6 +80,7 @@ pub async fn follow(
         tokio::select! {
             () = api.closing.cancelled() => return,
             () = sender.closed() => return,
+            () = &mut key_end => return,
             () = changed(&mut changes, id) => {}
             () = tokio::time::sleep(POLL_INTERVAL) => {}
         }

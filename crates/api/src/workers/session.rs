@@ -62,7 +62,7 @@ pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut stream: impl Work
     let Session { api, worker, has_left, .. } = session;
     match reason {
         Some(reason) => {
-            if let CloseReason::NotReading | CloseReason::TooManyMessages = reason {
+            if let CloseReason::NotReading | CloseReason::TooManyMessages | CloseReason::KeyEnded = reason {
                 tracing::warn!(worker = worker.key, reason = reason.as_str(), "worker disconnected by server");
                 worker.close(reason);
             }
@@ -94,6 +94,7 @@ impl Session {
         let mut heartbeat = tokio::time::interval(self.api.engine.config.worker_heartbeat);
         heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         heartbeat.tick().await;
+        let mut key_end = self.api.key_end(self.worker.api_key);
         loop {
             let worker = self.worker.clone();
             let is_reading = tokio::select! {
@@ -101,6 +102,7 @@ impl Session {
                     return Some(worker.close_reason().unwrap_or(CloseReason::ServerStopping));
                 }
                 () = self.api.closing.cancelled() => return Some(CloseReason::ServerStopping),
+                () = &mut key_end => return Some(CloseReason::KeyEnded),
                 received = stream.receive() => match self.handle(stream, received).await {
                     ControlFlow::Continue(is_reading) => is_reading,
                     ControlFlow::Break(reason) => return reason,

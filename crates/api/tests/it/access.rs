@@ -1,10 +1,14 @@
 //! Who may call what: every route with every kind of key.
 
+use std::time::Duration;
+
 use axum::{body::Body, http::Request};
 use faena_api::{DeclaredRoute, declared_routes};
 use faena_auth::new_key_text;
 use faena_domain::{ApiKeyText, KeyScope, NewApiKey, StoredApiKey, Timestamp};
+use futures_util::StreamExt;
 use serde_json::json;
+use tower::ServiceExt;
 
 use crate::app::App;
 
@@ -418,4 +422,49 @@ async fn the_host_is_not_checked_once_there_are_keys() {
     assert_eq!(app.send(named(None)).await.status, 403, "a page could reach this machine under another name");
     let text = key(&app, &[KeyScope::Read], None).await;
     assert_eq!(app.send(named(Some(text.reveal()))).await.status, 200);
+}
+
+/// Opens a stream and returns its body once it has begun.
+async fn open_stream(app: &App, path: &str, key: &ApiKeyText) -> axum::body::BodyDataStream {
+    let response = app.router.clone().oneshot(request("GET", path, Some(key.reveal()))).await.unwrap();
+    assert_eq!(response.status(), 200, "{path}");
+    let mut body = response.into_body().into_data_stream();
+    body.next().await.unwrap().unwrap();
+    body
+}
+
+async fn wait_for_end(mut body: axum::body::BodyDataStream) {
+    let rest = async { while body.next().await.is_some() {} };
+    tokio::time::timeout(Duration::from_secs(60), rest).await.expect("the stream ends");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_streams_of_a_revoked_or_expired_key_end() {
+    let app = App::start().await;
+    let job = app.create(r#"{"name": "later", "scheduledAt": "2100-01-01T00:00:00Z"}"#).await;
+    let now = Timestamp::now();
+    let new = |expires_at| NewApiKey { name: "k".into(), scopes: vec![KeyScope::Read], queues: None, expires_at };
+    let (revoked, stored) = store(&app, new(None), now).await;
+    let (expiring, _) = store(&app, new(Some(now.plus_ms(2_000))), now).await;
+    let (valid, _) = store(&app, new(None), now).await;
+    let paths = ["/api/v1/events".to_owned(), format!("/api/v1/jobs/{job}/events")];
+    let mut open = Vec::new();
+    for path in &paths {
+        // The key may expire before its stream is open; then there is no stream.
+        if Timestamp::now() < now.plus_ms(1_000) {
+            open.push(open_stream(&app, path, &expiring).await);
+        }
+        open.push(open_stream(&app, path, &revoked).await);
+    }
+    let mut unaffected = open_stream(&app, "/api/v1/events?types=job.created", &valid).await;
+    app.engine.store.api_key_revoke(stored.key.id, "test", now).await.unwrap();
+    for body in open {
+        wait_for_end(body).await;
+    }
+    // Created with a new key, because the calls of `App` have none.
+    let admin = key(&app, &[KeyScope::Write], None).await;
+    let create = Request::post("/api/v1/jobs").header("authorization", format!("Bearer {}", admin.reveal()));
+    let create = create.header("content-type", "application/json").body(Body::from(r#"{"name": "noop"}"#)).unwrap();
+    assert_eq!(app.send(create).await.status, 201);
+    assert!(unaffected.next().await.is_some(), "the stream of another key stays open");
 }

@@ -68,6 +68,8 @@ pub enum CloseReason {
     RegisteredElsewhere,
     NotReading,
     TooManyMessages,
+    /// The API key that registered the worker is revoked or has expired.
+    KeyEnded,
     Left,
 }
 
@@ -81,6 +83,7 @@ impl CloseReason {
             CloseReason::RegisteredElsewhere => "the worker is connected to another node or was declared lost",
             CloseReason::NotReading => "the worker does not read its messages",
             CloseReason::TooManyMessages => "too many messages",
+            CloseReason::KeyEnded => "the API key of the worker is no longer valid; use another key",
             CloseReason::Left => "the worker has left",
         }
     }

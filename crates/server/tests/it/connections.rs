@@ -204,6 +204,30 @@ async fn a_worker_id_belongs_to_its_key_on_every_transport() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_connection_of_a_worker_ends_when_its_key_is_revoked() {
+    let keys = Keys::start().await;
+    for presented in [Presented::InHeader, Presented::InRegistration] {
+        let (key, id) = keys.create(json!({"name": "worker", "scopes": ["worker"]})).await;
+        let worker = format!("{presented:?}");
+        let (found, connection) = open_websocket(&keys.faena.url, Some(&key), presented, &worker).await;
+        assert_eq!(found, "registered");
+        keys.call(reqwest::Method::DELETE, &format!("/api/v1/api-keys/{id}"), None).await;
+        let mut connection = connection.unwrap();
+        let close = async {
+            loop {
+                match connection.next().await {
+                    Some(Ok(Message::Close(Some(frame)))) => return frame.reason.to_string(),
+                    Some(Ok(_)) => {}
+                    end => panic!("no reason: {end:?}"),
+                }
+            }
+        };
+        let reason = tokio::time::timeout(std::time::Duration::from_secs(60), close).await.expect("the server closes");
+        assert_eq!(reason, "the API key of the worker is no longer valid; use another key");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn wrong_keys_in_registrations_count_against_the_address() {
     let folder = tempfile::tempdir().unwrap();
     let environment = [("FAENA_LIMITS_REQUESTS_PER_ADDRESS", "1"), ("FAENA_LIMITS_REQUESTS_PER_ADDRESS_BURST", "10")];

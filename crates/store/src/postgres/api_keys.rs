@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{ApiKey, ApiKeyId, StoredApiKey, Timestamp};
+use tokio::sync::watch;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -18,6 +19,10 @@ use crate::{
 impl ApiKeyStore for Postgres {
     fn api_keys(&self) -> Arc<HashMap<String, StoredApiKey>> {
         self.shared.api_keys.current()
+    }
+
+    fn api_keys_watch(&self) -> watch::Receiver<Arc<HashMap<String, StoredApiKey>>> {
+        self.shared.api_keys.watch()
     }
 
     async fn api_keys_load(&self) -> Result<Arc<HashMap<String, StoredApiKey>>> {

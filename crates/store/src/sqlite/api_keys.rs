@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use async_trait::async_trait;
 use faena_domain::{ApiKey, ApiKeyId, StoredApiKey, Timestamp};
 use rusqlite::{Connection, Row};
+use tokio::sync::watch;
 
 use super::{Sqlite, audit, writer::Tx};
 use crate::{
@@ -16,6 +17,10 @@ use crate::{
 impl ApiKeyStore for Sqlite {
     fn api_keys(&self) -> Arc<HashMap<String, StoredApiKey>> {
         self.shared.api_keys.current()
+    }
+
+    fn api_keys_watch(&self) -> watch::Receiver<Arc<HashMap<String, StoredApiKey>>> {
+        self.shared.api_keys.watch()
     }
 
     async fn api_keys_load(&self) -> Result<Arc<HashMap<String, StoredApiKey>>> {
