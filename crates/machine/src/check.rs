@@ -1,24 +1,36 @@
 //! Checks that a machine cannot get stuck, cannot run for ever, and that its expressions fit its data.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::{
-    Expression, Finding, Template,
+    Expression, Finding, Template, cycles,
     definition::{Action, Definition, State, StateIndex, Transition},
     node::Place,
     types::Scope,
 };
 
+/// Parts of a definition that could not be read, so that their absence is not reported as well.
+#[derive(Default)]
+pub(crate) struct Gaps {
+    /// Whether anything is missing.
+    pub any: bool,
+    /// Whether a target is unknown.
+    pub targets: bool,
+    /// States with a fault inside.
+    pub states: BTreeSet<StateIndex>,
+}
+
 /// Returns every fault of a definition that could be read.
-pub(crate) fn check(definition: &Definition) -> Vec<Finding> {
+pub(crate) fn check(definition: &Definition, gaps: &Gaps) -> Vec<Finding> {
     let mut check = Check { definition, findings: Vec::new() };
-    check.events();
-    check.reachability();
-    check.counters();
-    for index in 0..definition.states.len() {
+    if !gaps.targets {
+        check.reachability();
+    }
+    check.counters(gaps);
+    for index in (0..definition.states.len()).filter(|index| !gaps.states.contains(index)) {
         check.state(index);
     }
-    check.cycles();
+    check.cycles(gaps);
     check.expressions();
     check.findings
 }
@@ -34,34 +46,10 @@ impl<'a> Check<'a> {
     }
 
     fn state_path(&self, index: StateIndex) -> String {
-        format!("states.{}", self.definition.path(index))
-    }
-
-    fn events(&mut self) {
-        let definition = self.definition;
-        let own = own_events(definition);
-        for (index, state) in definition.states.iter().enumerate() {
-            let path = self.state_path(index);
-            for (event, transitions) in &state.on {
-                if !definition.events.contains_key(event) && !own.contains(event) {
-                    let place = transitions.first().map_or(state.place, |transition| transition.place);
-                    let message = format!("\"{event}\" is not declared under \"events\"");
-                    self.add(place, format!("{path}.on"), message);
-                }
-            }
-            for event in emitted(state) {
-                if !definition.events.contains_key(event) {
-                    self.add(state.place, &path, format!("emits \"{event}\", which is not declared under \"events\""));
-                }
-            }
-            for event in state.unexpected_events.keys().filter(|event| !definition.events.contains_key(*event)) {
-                let message = format!("\"{event}\" is not declared under \"events\"");
-                self.add(state.place, format!("{path}.unexpected"), message);
-            }
-        }
-        if let Some(start) = definition.start.as_ref().filter(|start| !definition.events.contains_key(*start)) {
-            self.add(Place::default(), "start", format!("\"{start}\" is not declared under \"events\""));
-        }
+        let mut names: Vec<&str> =
+            self.definition.ancestors(index).map(|index| self.definition.states[index].name.as_str()).collect();
+        names.reverse();
+        format!("states.{}", names.join(".states."))
     }
 
     /// Every state can be reached from the first one.
@@ -89,7 +77,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn counters(&mut self) {
+    fn counters(&mut self, gaps: &Gaps) {
         let definition = self.definition;
         let mut used = BTreeSet::new();
         for (index, state) in definition.states.iter().enumerate() {
@@ -114,8 +102,9 @@ impl<'a> Check<'a> {
                 }
             }
         }
-        for name in definition.counters.keys().filter(|name| !used.contains(name.as_str())) {
-            self.add(Place::default(), format!("counters.{name}"), "no transition has this counter as its \"loop\"");
+        let unused = definition.counters.iter().filter(|(name, _)| !gaps.any && !used.contains(name.as_str()));
+        for (name, counter) in unused {
+            self.add(counter.place, format!("counters.{name}"), "no transition has this counter as its \"loop\"");
         }
     }
 
@@ -157,7 +146,7 @@ impl<'a> Check<'a> {
                 around.iter().find_map(|state| state.deadline.as_ref().and_then(|deadline| deadline.silence_ms));
             if silence.is_some_and(|silence| silence < 2 * poll.every_ms) {
                 let message = "\"silence\" must be at least twice \"poll.every\", or one lost answer ends the task";
-                self.add(state.place, &path, message);
+                self.add(poll.place, format!("{path}.poll"), message);
             }
         }
         self.approval(index, &around);
@@ -166,10 +155,10 @@ impl<'a> Check<'a> {
     fn approval(&mut self, index: StateIndex, around: &[&State]) {
         let state = &self.definition.states[index];
         let path = self.state_path(index);
-        if state.approval.is_some() {
+        if let Some(approval) = &state.approval {
             for event in ["approval.granted", "approval.denied"] {
                 if around.iter().all(|state| state.transitions(event).is_empty()) {
-                    self.add(state.place, &path, format!("has an approval, but no transition for \"{event}\""));
+                    self.add(approval.place, &path, format!("has an approval, but no transition for \"{event}\""));
                 }
             }
         }
@@ -179,26 +168,26 @@ impl<'a> Check<'a> {
         {
             self.add(transition.place, &path, "\"approve\" decides about an approval, and this state has none");
         }
+        for (event, transitions) in state.on.iter().filter(|(event, _)| !self.definition.events.contains_key(event)) {
+            if let Some(transition) = transitions.iter().find(|transition| transition.decision.is_some()) {
+                let message = format!("\"approve\" is the decision of a caller, and no caller sends \"{event}\"");
+                self.add(transition.place, &path, message);
+            }
+        }
     }
 
     /// Every cycle has a counter, an approval or a deadline.
-    fn cycles(&mut self) {
-        let definition = self.definition;
-        let edges = uncounted_edges(definition);
-        for start in edges.keys() {
-            let mut reached = BTreeSet::new();
-            let mut next: Vec<StateIndex> = edges[start].iter().copied().collect();
-            while let Some(index) = next.pop() {
-                if reached.insert(index) {
-                    next.extend(edges.get(&index).into_iter().flatten());
-                }
-            }
-            if reached.contains(start) && reached.iter().all(|index| index >= start || !edges.contains_key(index)) {
-                let state = &definition.states[*start];
-                let message = "a task could come back to this state for ever: count one of the transitions with \"loop\", \
-                               or give a state on the way a deadline or an approval";
-                self.add(state.place, self.state_path(*start), message);
-            }
+    fn cycles(&mut self, gaps: &Gaps) {
+        for states in cycles::unlimited(self.definition, &gaps.states) {
+            let Some(first) = states.first() else { continue };
+            let state = &self.definition.states[*first];
+            let names: Vec<&str> = states.iter().map(|index| self.definition.states[*index].name.as_str()).collect();
+            let message = format!(
+                "a task could come back to this state for ever, through {}: count one of the transitions with \"loop\" \
+                 (and do not reset that counter on the way), or give a state on the way a deadline or an approval",
+                names.join(", ")
+            );
+            self.add(state.place, self.state_path(*first), message);
         }
     }
 
@@ -210,7 +199,7 @@ impl<'a> Check<'a> {
         for (name, event) in &definition.events {
             if let Some(progress) = &event.progress {
                 let scope = Scope { event: event.schema.as_ref().map(|schema| &schema.source), ..scope };
-                self.typed(progress, &scope, false, Place::default(), &format!("events.{name}.progress"));
+                self.typed(progress, &scope, false, &format!("events.{name}.progress"));
             }
         }
         for (index, state) in definition.states.iter().enumerate() {
@@ -226,56 +215,29 @@ impl<'a> Check<'a> {
             let polled = state.poll.as_ref().map(|poll| &poll.data);
             let actions = state.entry.iter().chain(&state.exit).flat_map(templates);
             for template in actions.chain(subject).chain(polled) {
-                template.expressions(&mut |expression| self.typed(expression, &scope, false, state.place, &path));
+                template.expressions(&mut |expression| self.typed(expression, &scope, false, &path));
             }
         }
     }
 
     fn transition_types(&mut self, transition: &'a Transition, scope: &Scope<'_>, path: &str) {
         if let Some(guard) = &transition.guard {
-            self.typed(guard, scope, true, transition.place, path);
+            self.typed(guard, scope, true, path);
         }
         for template in transition.actions.iter().flat_map(templates) {
-            template.expressions(&mut |expression| self.typed(expression, scope, false, transition.place, path));
+            template.expressions(&mut |expression| self.typed(expression, scope, false, path));
         }
     }
 
-    fn typed(&mut self, expression: &Expression, scope: &Scope<'_>, guard: bool, place: Place, path: &str) {
+    fn typed(&mut self, expression: &Expression, scope: &Scope<'_>, guard: bool, path: &str) {
         for error in expression.type_errors(scope, guard) {
-            self.add(place, path, error);
+            self.add(expression.place(), path, error);
         }
     }
-}
-
-/// Returns the events that Faena creates for this machine.
-fn own_events(definition: &Definition) -> BTreeSet<String> {
-    let mut own = BTreeSet::from(["approval.granted".to_owned(), "approval.denied".to_owned()]);
-    for state in &definition.states {
-        own.extend(state.timers.iter().map(|timer| format!("timer.{}", timer.name)));
-        for action in all_actions(state) {
-            if let Action::Job(job) = action {
-                own.extend(["completed", "failed"].map(|end| format!("job.{}.{end}", job.name)));
-            }
-        }
-    }
-    own
-}
-
-fn all_actions(state: &State) -> impl Iterator<Item = &Action> {
-    let transitions = state.on.iter().flat_map(|(_, transitions)| transitions);
-    state.entry.iter().chain(&state.exit).chain(transitions.flat_map(|transition| &transition.actions))
-}
-
-fn emitted(state: &State) -> Vec<&str> {
-    let actions = all_actions(state).filter_map(|action| match action {
-        Action::Emit { event, .. } => Some(event.as_str()),
-        _ => None,
-    });
-    actions.chain(state.poll.as_ref().map(|poll| poll.event.as_str())).collect()
 }
 
 fn keys_set(definition: &Definition) -> Vec<&str> {
-    let actions = definition.states.iter().flat_map(all_actions);
+    let actions = definition.states.iter().flat_map(State::actions);
     let keys = actions.flat_map(|action| match action {
         Action::Set(values) => values.iter().map(|(key, _)| key.as_str()).collect(),
         _ => Vec::new(),
@@ -289,30 +251,4 @@ fn templates(action: &Action) -> Vec<&Template> {
         Action::Emit { data, .. } => vec![data],
         Action::Job(job) => vec![&job.payload],
     }
-}
-
-/// Returns the transitions without a counter between states without a deadline or an approval.
-fn uncounted_edges(definition: &Definition) -> BTreeMap<StateIndex, BTreeSet<StateIndex>> {
-    let is_limited = |index: StateIndex| {
-        definition.ancestors(index).any(|index| {
-            let state = &definition.states[index];
-            state.deadline.is_some() || state.approval.is_some()
-        })
-    };
-    let mut edges: BTreeMap<StateIndex, BTreeSet<StateIndex>> = BTreeMap::new();
-    for leaf in (0..definition.states.len()).filter(|&index| definition.states[index].initial.is_none()) {
-        if is_limited(leaf) {
-            continue;
-        }
-        for owner in definition.ancestors(leaf) {
-            let transitions = definition.states[owner].on.iter().flat_map(|(_, transitions)| transitions);
-            for to in transitions.filter(|transition| transition.counter.is_none()).filter_map(|one| one.to) {
-                let to = definition.innermost_initial(to);
-                if !is_limited(to) {
-                    edges.entry(leaf).or_default().insert(to);
-                }
-            }
-        }
-    }
-    edges
 }

@@ -90,6 +90,7 @@ pub struct Limits {
 
 #[derive(Debug)]
 pub struct Counter {
+    pub place: Place,
     pub max: u32,
     /// The state that a task moves to instead of counting beyond `max`.
     pub exceeded: Option<StateIndex>,
@@ -177,6 +178,7 @@ pub struct Deadline {
 
 #[derive(Debug)]
 pub struct Poll {
+    pub place: Place,
     pub every_ms: i64,
     pub event: String,
     pub data: Template,
@@ -191,6 +193,7 @@ pub struct TimerRule {
 
 #[derive(Debug)]
 pub struct ApprovalRule {
+    pub place: Place,
     /// The thing that is approved. Its hash identifies it.
     pub subject: Template,
     /// Number of approvals that are needed. One denial is enough.
@@ -248,6 +251,12 @@ impl Definition {
 impl State {
     pub fn transitions(&self, event: &str) -> &[Transition] {
         self.on.iter().find(|(name, _)| name == event).map_or(&[], |(_, transitions)| transitions)
+    }
+
+    /// Returns every action on entering, leaving or changing the state.
+    pub fn actions(&self) -> impl Iterator<Item = &Action> {
+        let transitions = self.on.iter().flat_map(|(_, transitions)| transitions);
+        self.entry.iter().chain(&self.exit).chain(transitions.flat_map(|transition| &transition.actions))
     }
 
     /// Returns every state that this one can lead to, with the place of the edge.

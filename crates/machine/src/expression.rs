@@ -11,19 +11,24 @@ use std::{
 };
 
 use cel::{
-    Context, Env, IdedExpr, Program,
+    Context, Env, IdedExpr,
     common::ast::{EntryExpr, Expr},
     extractors::This,
     objects::Key,
+    parser::PrattParser,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+
+use crate::node::Place;
 
 /// Names that an expression may use.
 pub const VARIABLES: [&str; 5] = ["ctx", "event", "meta", "task", "now"];
 
 const MAX_BYTES: usize = 2_048;
 const MAX_DEPTH: usize = 64;
+const MAX_RECURSION: u16 = 64;
+const MAX_SIGNS: usize = 250;
 const MAX_COMPREHENSIONS: usize = 2;
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
@@ -31,7 +36,8 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 /// A compiled expression with its text.
 pub struct Expression {
     source: String,
-    program: Program,
+    syntax: IdedExpr,
+    place: Place,
 }
 
 /// The values of an expression's variables, ready for any number of evaluations.
@@ -56,32 +62,46 @@ impl Expression {
             return Err(format!("an expression may have at most {MAX_BYTES} bytes, this one has {}", source.len()));
         }
         // The parser recurses, so the nesting is limited before it runs.
-        if nesting(source) > MAX_DEPTH {
+        let (depth_of_brackets, signs) = nesting(source);
+        if depth_of_brackets > MAX_DEPTH {
             return Err(format!("an expression may be nested at most {MAX_DEPTH} deep"));
         }
-        let program = ENVIRONMENT.compile(source).map_err(|errors| {
-            let first = errors.errors.first().map(|error| error.msg.clone()).unwrap_or_default();
-            format!("\"{source}\" is not a valid expression: {first}")
-        })?;
-        let expression = Expression { source: source.to_owned(), program };
+        if signs > MAX_SIGNS {
+            return Err(format!("an expression may have at most {MAX_SIGNS} operators, this one has {signs}"));
+        }
+        let syntax = parse(source).map_err(|first| format!("\"{source}\" is not a valid expression: {first}"))?;
+        let expression = Expression { source: source.to_owned(), syntax, place: Place::default() };
+        // Evaluation recurses too, and a chain such as `a.b.c` nests without brackets.
+        if depth(&expression.syntax) > MAX_DEPTH {
+            return Err(format!("an expression may be nested at most {MAX_DEPTH} deep"));
+        }
         expression.check_names()?;
-        if comprehension_depth(expression.program.expression()) > MAX_COMPREHENSIONS {
+        if comprehension_depth(&expression.syntax) > MAX_COMPREHENSIONS {
             return Err(format!("all, exists, map and filter may be nested at most {MAX_COMPREHENSIONS} deep"));
         }
         Ok(expression)
+    }
+
+    /// Notes where the expression was written.
+    pub(crate) fn at(self, place: Place) -> Expression {
+        Expression { place, ..self }
     }
 
     pub fn source(&self) -> &str {
         &self.source
     }
 
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
     pub(crate) fn syntax(&self) -> &IdedExpr {
-        self.program.expression()
+        &self.syntax
     }
 
     fn check_names(&self) -> Result<(), String> {
         let mut unknown = Vec::new();
-        unknown_variables(self.program.expression(), &mut Vec::new(), &mut unknown);
+        unknown_variables(&self.syntax, &mut Vec::new(), &mut unknown);
         if let Some(name) = unknown.first() {
             return Err(format!("\"{}\" uses \"{name}\"; the variables are {}", self.source, VARIABLES.join(", ")));
         }
@@ -100,7 +120,7 @@ impl Expression {
         context
             .add_function("fingerprint", |This(text): This<Arc<String>>| fingerprint(&text))
             .map_err(|e| fault(&e))?;
-        let value = self.program.execute(&context).map_err(|error| fault(&error))?;
+        let value = cel::Value::resolve(&self.syntax, &context).map_err(|error| fault(&error))?;
         value.json().map_err(|_| fault(&"the result has no form in JSON"))
     }
 
@@ -183,19 +203,47 @@ fn fingerprint(text: &str) -> String {
     Sha256::digest(normal.as_bytes()).iter().take(12).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the deepest nesting of brackets, plus the number of signs that the parser nests without brackets.
-fn nesting(source: &str) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
-    for byte in source.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+/// Parses an expression, or returns the first error.
+///
+/// `Env::compile` would use the parser that ANTLR generates, which needs 170 KiB of stack for each pair of brackets in a debug
+/// build, and megabytes of the program.
+fn parse(source: &str) -> Result<IdedExpr, String> {
+    let parser = PrattParser::new().max_recursion_depth(MAX_RECURSION);
+    parser.parse(source).map_err(|errors| errors.errors.first().map(|error| error.msg.clone()).unwrap_or_default())
+}
+
+/// Returns an upper bound of the nesting: brackets, and signs that nest without them, as in `a.b.c` and `1 + 2 + 3`.
+fn nesting(source: &str) -> (usize, usize) {
+    let (mut depth, mut deepest, mut signs) = (0_usize, 0, 0);
+    let mut quote = None;
+    let mut bytes = source.bytes();
+    while let Some(byte) = bytes.next() {
+        match (quote, byte) {
+            (Some(_), b'\\') => drop(bytes.next()),
+            (Some(open), _) if open == byte => quote = None,
+            (Some(_), _) => {}
+            (None, b'\'' | b'"') => quote = Some(byte),
+            (None, b'(' | b'[' | b'{') => depth += 1,
+            (None, b')' | b']' | b'}') => depth = depth.saturating_sub(1),
+            (None, b'.' | b'+' | b'-' | b'*' | b'/' | b'%' | b'!' | b'?' | b'<' | b'>' | b'=' | b'&' | b'|') => {
+                signs += 1
+            }
             _ => {}
         }
+        signs += usize::from(quote.is_none() && byte == b'[');
         deepest = deepest.max(depth);
     }
-    let signs = source.bytes().filter(|byte| matches!(byte, b'!' | b'?')).count();
-    deepest + signs / 2
+    (deepest, signs)
+}
+
+/// Returns how deep the parts of an expression are nested.
+fn depth(expression: &IdedExpr) -> usize {
+    let (mut deepest, mut open) = (0, vec![(expression, 1)]);
+    while let Some((part, depth)) = open.pop() {
+        deepest = deepest.max(depth);
+        for_each_part(part, &mut |inner| open.push((inner, depth + 1)));
+    }
+    deepest
 }
 
 /// Calls `visit` with every direct part of an expression.

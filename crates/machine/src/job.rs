@@ -2,7 +2,7 @@
 
 use faena_domain::{
     AddressRule, FieldError, JobLimits, NewJob,
-    parse::{JobParser, ParseError},
+    parse::{JobParser, ParseError, schema},
 };
 use serde_json::{Map, Value, json};
 
@@ -31,6 +31,22 @@ impl JobRequest {
         body.insert("correlationId".into(), json!(correlation));
         parse(body)
     }
+}
+
+/// Returns the JSON Schema of the options of a job in a machine.
+pub(crate) fn options_schema() -> Value {
+    let mut job = schema::job(&JobLimits::default());
+    let mut properties = job["properties"].take();
+    if let Some(properties) = properties.as_object_mut() {
+        properties.retain(|name, _| !NOT_OPTIONS.contains(&name.as_str()));
+        properties["priority"]["description"] = json!("Order among the jobs of a queue.");
+    }
+    json!({
+        "type": "object",
+        "description": "Fields of the job, as in a request that submits one.",
+        "properties": properties,
+        "additionalProperties": false,
+    })
 }
 
 /// Returns what is wrong with the type and the options of a job, before any payload is known.

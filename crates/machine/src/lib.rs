@@ -2,21 +2,28 @@
 
 mod builtin;
 mod check;
+mod cycles;
 mod definition;
 mod diagram;
+mod envelope;
 mod expression;
 mod finding;
+mod format;
 mod job;
 mod node;
 mod parse;
 mod step;
 mod task;
 mod types;
+mod verify;
 
 pub use builtin::BUILT_IN;
 pub use definition::*;
+pub use envelope::{Envelope, ORIGINATOR};
 pub use expression::{Expression, Template, Variables};
 pub use finding::Finding;
+pub use format::schema;
 pub use node::Place;
-pub use step::{Input, Step, WaitReason, create, step, why};
+pub use step::{HistoryPoint, Input, Migration, Step, WaitReason, create, fork, step, why};
 pub use task::*;
+pub use verify::{faults, with_timers};

@@ -1,6 +1,6 @@
 //! YAML and JSON as a tree in which every value knows its line.
 
-use std::fmt;
+use std::{cell::Cell, fmt};
 
 use serde::{Deserialize, Deserializer, de};
 use serde_saphyr::Spanned;
@@ -42,6 +42,15 @@ pub struct Entry {
 const MAX_BYTES: usize = 1 << 20;
 const MAX_DEPTH: usize = 48;
 
+/// Values of a definition, and bytes of its texts, after each alias has been replaced by what it stands for.
+const MAX_NODES: usize = 50_000;
+const MAX_EXPANDED_BYTES: usize = 4 << 20;
+
+thread_local! {
+    /// What the definition that this thread reads has expanded to so far.
+    static EXPANDED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
 impl Node {
     /// Parses YAML, or JSON, which is YAML too.
     pub fn parse(text: &str) -> Result<Node, Finding> {
@@ -49,8 +58,14 @@ impl Node {
             let message = format!("a definition may have at most {MAX_BYTES} bytes; this one has {}", text.len());
             return Err(Finding::new(Place::default(), "", message));
         }
+        EXPANDED.set((0, 0));
         let options = serde_saphyr::options! {
-            budget: serde_saphyr::budget! { max_depth: MAX_DEPTH, max_nodes: 50_000 },
+            budget: serde_saphyr::budget! {
+                max_depth: MAX_DEPTH,
+                max_nodes: MAX_NODES,
+                max_total_scalar_bytes: MAX_EXPANDED_BYTES,
+                max_recorded_anchor_bytes: MAX_EXPANDED_BYTES,
+            },
             strict_booleans: true,
             with_snippet: false,
         };
@@ -104,6 +119,18 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
+/// Counts a value, so that a few aliases cannot stand for gigabytes.
+fn count<E: de::Error>(bytes: usize) -> Result<(), E> {
+    let (nodes, total) = EXPANDED.get();
+    let (nodes, total) = (nodes + 1, total.saturating_add(bytes));
+    EXPANDED.set((nodes, total));
+    if nodes > MAX_NODES || total > MAX_EXPANDED_BYTES {
+        let message = format!("a definition may expand to at most {MAX_NODES} values and {MAX_EXPANDED_BYTES} bytes");
+        return Err(E::custom(message));
+    }
+    Ok(())
+}
+
 struct NodeVisitor;
 
 impl<'de> de::Visitor<'de> for NodeVisitor {
@@ -141,13 +168,23 @@ impl<'de> de::Visitor<'de> for NodeVisitor {
         serde_json::Number::from_f64(value).map(NodeValue::Number).ok_or_else(|| E::custom("a number must be finite"))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<NodeValue, E> {
+    fn visit_i128<E: de::Error>(self, _: i128) -> Result<NodeValue, E> {
+        Err(E::custom("a whole number must have at most 64 bits"))
+    }
+
+    fn visit_u128<E: de::Error>(self, _: u128) -> Result<NodeValue, E> {
+        Err(E::custom("a whole number must have at most 64 bits"))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<NodeValue, E> {
+        count(value.len())?;
         Ok(NodeValue::Text(value.to_owned()))
     }
 
     fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<NodeValue, A::Error> {
         let mut nodes = Vec::new();
         while let Some(item) = items.next_element::<Spanned<Node>>()? {
+            count(0)?;
             nodes.push(Node::from_spanned(item));
         }
         Ok(NodeValue::List(nodes))
@@ -156,6 +193,7 @@ impl<'de> de::Visitor<'de> for NodeVisitor {
     fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<NodeValue, A::Error> {
         let mut nodes = Vec::new();
         while let Some((key, value)) = entries.next_entry::<Spanned<String>, Spanned<Node>>()? {
+            count(key.value.len())?;
             let place = key.referenced.into();
             nodes.push(Entry { place, key: key.value, value: Node::from_spanned(value) });
         }

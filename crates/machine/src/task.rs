@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use faena_domain::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::definition::{Definition, Ending};
 
@@ -16,6 +16,12 @@ pub struct Task {
     pub id: String,
     pub created_at: Timestamp,
     pub created_by: String,
+    /// Identifies the creator, so that it cannot approve its own task under another name.
+    #[serde(default)]
+    pub creator: String,
+    /// The point in another task's history that this task started from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub forked_from: Option<Origin>,
     pub status: Status,
     /// Why Faena ended the task, if no state of its machine did.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -48,6 +54,15 @@ pub struct Task {
     /// Events that no state has handled yet, in the order of their arrival.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub deferred: Vec<Event>,
+}
+
+/// A point in the history of a task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Origin {
+    pub task_id: String,
+    /// Number of the record.
+    pub record: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -131,6 +146,9 @@ pub struct Approval {
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
     pub actor: String,
+    /// Identifies who decided: `key:` and the id of an API key, or the name of a caller without a key.
+    #[serde(default)]
+    pub caller: String,
     pub approve: bool,
     pub at: Timestamp,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -148,10 +166,28 @@ pub struct Event {
     pub payload: Value,
     /// Who sent it.
     pub actor: String,
-    /// The groups of the sender.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub groups: Vec<String>,
+    /// The sender, if it may decide about approvals. It is not kept: an event decides when it arrives or not at all.
+    #[serde(skip)]
+    pub decider: Option<Caller>,
     pub at: Timestamp,
+}
+
+/// Someone who acts on a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The name, for people.
+    pub actor: String,
+    /// Identifies the caller. Names may be given twice; this is not.
+    pub identity: String,
+    /// The groups that the caller belongs to.
+    pub groups: Vec<String>,
+}
+
+/// A caller that its name identifies, without groups.
+impl From<&str> for Caller {
+    fn from(actor: &str) -> Caller {
+        Caller { actor: actor.to_owned(), identity: actor.to_owned(), groups: Vec::new() }
+    }
 }
 
 /// A line of a task's history.
@@ -172,6 +208,15 @@ pub struct Record {
     pub actions: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
+    /// The fields of the task's data that changed, with their new values. The first record has all of them.
+    #[serde(skip_serializing_if = "Map::is_empty", default)]
+    pub set: Map<String, Value>,
+    /// All counters, if one of them changed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub counters: Option<BTreeMap<String, u32>>,
+    /// Version of the machine, if the task got another one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub version: Option<u32>,
 }
 
 /// What an event did to a task.
@@ -186,6 +231,8 @@ pub enum Outcome {
     Stale,
     /// Refused in this state: it changed nothing.
     Rejected,
+    /// The sender may not do this: it changed nothing.
+    Forbidden,
     /// Not an event of the machine, or a payload that does not fit: it changed nothing.
     Invalid,
 }
@@ -230,13 +277,15 @@ impl Task {
     }
 
     /// Returns a new task before its first state.
-    pub(crate) fn new(id: String, actor: String, data: Value, definition: &Definition, now: Timestamp) -> Task {
+    pub(crate) fn new(id: String, creator: &Caller, data: Value, definition: &Definition, now: Timestamp) -> Task {
         let lifetime =
             Timer { kind: TimerKind::Lifetime, state: String::new(), due: now.plus_ms(definition.limits.lifetime_ms) };
         Task {
             id,
             created_at: now,
-            created_by: actor,
+            created_by: creator.actor.clone(),
+            creator: creator.identity.clone(),
+            forked_from: None,
             status: Status::Running,
             fault: None,
             paused_at: None,

@@ -4,47 +4,60 @@ use std::fmt::Write as _;
 
 use crate::definition::{Definition, StateIndex};
 
+/// Words of Mermaid that cannot be the id of a state.
+const RESERVED: [&str; 5] = ["end", "state", "note", "direction", "class"];
+
 impl Definition {
     /// Returns the text of a Mermaid state diagram.
     pub fn to_mermaid(&self) -> String {
+        let ids = self.mermaid_ids();
         let mut text = String::from("stateDiagram-v2\n");
-        let _ = writeln!(text, "    [*] --> {}", id(&self.states[self.initial].name));
+        let _ = writeln!(text, "    [*] --> {}", ids[self.initial]);
         for (index, state) in self.states.iter().enumerate() {
             if state.parent.is_none() {
-                self.write_state(&mut text, index, 1);
+                self.write_state(&mut text, &ids, index, 1);
             }
         }
         for edge in self.edges() {
-            let (from, to) = (&self.states[edge.from].name, &self.states[edge.to].name);
-            let _ = writeln!(text, "    {} --> {}: {}", id(from), id(to), edge.label.replace([':', ';'], " "));
+            let label = edge.label.replace([':', ';'], " ");
+            let _ = writeln!(text, "    {} --> {}: {label}", ids[edge.from], ids[edge.to]);
         }
-        for state in self.states.iter().filter(|state| state.ends.is_some()) {
-            let _ = writeln!(text, "    {} --> [*]", id(&state.name));
+        for (index, _) in self.states.iter().enumerate().filter(|(_, state)| state.ends.is_some()) {
+            let _ = writeln!(text, "    {} --> [*]", ids[index]);
         }
         text
     }
 
-    fn write_state(&self, text: &mut String, index: StateIndex, depth: usize) {
+    /// Returns the id of every state: letters, digits and underscores, each id once.
+    fn mermaid_ids(&self) -> Vec<String> {
+        let mut ids: Vec<String> = Vec::with_capacity(self.states.len());
+        for state in &self.states {
+            let plain = |character: char| if character.is_alphanumeric() { character } else { '_' };
+            let mut id: String = state.name.chars().map(plain).collect();
+            while ids.contains(&id) || RESERVED.contains(&id.to_lowercase().as_str()) {
+                id.push('_');
+            }
+            ids.push(id);
+        }
+        ids
+    }
+
+    fn write_state(&self, text: &mut String, ids: &[String], index: StateIndex, depth: usize) {
         let state = &self.states[index];
         let indent = "    ".repeat(depth);
-        let name = id(&state.name);
+        let id = &ids[index];
         match state.initial {
             None => {
-                let _ = writeln!(text, "{indent}state \"{}\" as {name}", state.name);
+                let _ = writeln!(text, "{indent}state \"{}\" as {id}", state.name);
             }
             Some(initial) => {
-                let _ = writeln!(text, "{indent}state \"{}\" as {name} {{", state.name);
-                let _ = writeln!(text, "{indent}    [*] --> {}", id(&self.states[initial].name));
+                let _ = writeln!(text, "{indent}state \"{}\" as {id} {{", state.name);
+                let _ = writeln!(text, "{indent}    [*] --> {}", ids[initial]);
                 for (inner, _) in self.states.iter().enumerate().filter(|(_, inner)| inner.parent == Some(index)) {
-                    self.write_state(text, inner, depth + 1);
+                    self.write_state(text, ids, inner, depth + 1);
                 }
                 let _ = writeln!(text, "{indent}}}");
             }
         }
     }
-}
-
-/// Mermaid's names consist of letters, digits and underscores.
-fn id(name: &str) -> String {
-    name.chars().map(|character| if character.is_alphanumeric() { character } else { '_' }).collect()
 }

@@ -1,7 +1,11 @@
 //! Drawings of a machine: Mermaid for documents, SVG for pages.
 
+mod layout;
 mod mermaid;
+#[cfg(test)]
+mod overlaps;
 mod svg;
+mod text;
 
 use crate::definition::{Definition, StateIndex};
 

@@ -1,174 +1,162 @@
-//! A machine as an SVG drawing: the ordinary way from top to bottom, corrections on the left, limits on the right.
+//! A machine as an SVG drawing.
 //!
-//! The drawing has the colour of the text around it. Its classes let a page decide otherwise; the states that a task is in have
-//! the class `active` and a thick frame.
+//! The colours follow the reader's choice of light or dark. A page that contains the drawing can set them with the variables
+//! `--machine-…`. The states that a task is in have the class `active`.
 
 use std::fmt::Write as _;
 
-use super::{Edge, EdgeKind};
-use crate::definition::{Definition, StateIndex};
+use super::{
+    EdgeKind,
+    layout::{Arrow, Frame, Layout, layout},
+    text::{LINE, escape},
+};
+use crate::definition::{Definition, Ending};
 
-const BOX_WIDTH: i32 = 250;
-const BOX_HEIGHT: i32 = 34;
-const ROW: i32 = 78;
-const LANE: i32 = 16;
-const MARGIN: i32 = 20;
+/// Transitions that the description for screen readers lists.
+const MAX_DESCRIBED: usize = 100;
 
-/// Where the states are.
-struct Layout {
-    /// States that are drawn as boxes in a row each, from top to bottom.
-    rows: Vec<StateIndex>,
-    left: i32,
-    right: i32,
-}
-
-impl Layout {
-    fn row(&self, state: StateIndex) -> i32 {
-        let row = self.rows.iter().position(|index| *index == state).unwrap_or_default();
-        i32::try_from(row).unwrap_or_default()
-    }
-
-    fn top(&self, state: StateIndex) -> i32 {
-        MARGIN + self.row(state) * ROW
-    }
-
-    fn middle(&self, state: StateIndex) -> i32 {
-        self.top(state) + BOX_HEIGHT / 2
-    }
-}
+const STYLE: &str = "\
+.machine{--line:var(--machine-line,#57606a);--text:var(--machine-text,#1f2328);--box:var(--machine-box,#fff);\
+--group:var(--machine-group,#f3f5f7);--back:var(--machine-back,#fff);--limit:var(--machine-limit,#9a6700);\
+--good:var(--machine-good,#1a7f37);--bad:var(--machine-bad,#cf222e);--accent:var(--machine-accent,#0969da);\
+--glow:var(--machine-glow,#ddf4ff)}\
+@media (prefers-color-scheme:dark){.machine{--line:var(--machine-line,#8b949e);--text:var(--machine-text,#e6edf3);\
+--box:var(--machine-box,#161b22);--group:var(--machine-group,#1c2128);--back:var(--machine-back,#0d1117);\
+--limit:var(--machine-limit,#d29922);--good:var(--machine-good,#3fb950);--bad:var(--machine-bad,#f85149);\
+--accent:var(--machine-accent,#58a6ff);--glow:var(--machine-glow,#0c2d6b)}}\
+.machine .back{fill:var(--back)}.machine text{fill:var(--text)}.machine .edge path{stroke:var(--line)}\
+.machine .edge .head,.machine .start{fill:var(--line);stroke:var(--line)}.machine .limit path{stroke:var(--limit)}\
+.machine .limit text,.machine .limit .head{fill:var(--limit)}.machine .limit .head{stroke:var(--limit)}\
+.machine .state rect{fill:var(--box);stroke:var(--line)}.machine .group>rect{fill:var(--group);stroke:var(--line)}\
+.machine .success rect{stroke:var(--good)}.machine .failure rect{stroke:var(--bad)}\
+.machine .active>rect{fill:var(--glow);stroke:var(--accent);stroke-width:2.5}.machine .active text{font-weight:600}";
 
 impl Definition {
-    /// Returns an SVG drawing. `active` are the names of the states to light up.
+    /// Returns an SVG drawing. `active` are the names of the states to highlight.
     pub fn to_svg(&self, active: &[&str]) -> String {
         let edges = self.edges();
-        let rows = self.rows();
-        let (back, side): (Vec<&Edge>, Vec<&Edge>) = edges
-            .iter()
-            .filter(|edge| !is_next(&rows, edge))
-            .partition(|edge| edge.kind == EdgeKind::Event && position(&rows, edge.to) <= position(&rows, edge.from));
-        let left = MARGIN + LANE * lanes(back.len()) + 150;
-        let layout = Layout { rows, left, right: left + BOX_WIDTH };
-        let width = layout.right + LANE * lanes(side.len()) + 190 + MARGIN;
-        let height = MARGIN * 2 + ROW * lanes(layout.rows.len());
+        let layout = layout(self, &edges);
+        let Layout { width, height, frames, arrows } = &layout;
         let title = escape(self.title.as_deref().unwrap_or(&self.machine));
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" class=\"machine\" \
-             font-family=\"sans-serif\" font-size=\"12\" fill=\"none\" stroke=\"currentColor\">\n\
-             <title>{title}</title>\n<defs><marker id=\"arrow\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" \
-             markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0 8 4 0 8z\" fill=\"currentColor\"/></marker></defs>\n"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+             viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"machine-title machine-desc\" class=\"machine\" \
+             font-family=\"system-ui,sans-serif\" font-size=\"12\" fill=\"none\" stroke=\"currentColor\">\n\
+             <title id=\"machine-title\">{title}</title>\n<desc id=\"machine-desc\">{}</desc>\n<style>{STYLE}</style>\n\
+             <rect class=\"back\" width=\"{width}\" height=\"{height}\" stroke=\"none\"/>\n",
+            escape(&self.describe())
         );
-        self.draw_groups(&mut svg, &layout);
-        for edge in edges.iter().filter(|edge| is_next(&layout.rows, edge)) {
-            draw_next(&mut svg, &layout, edge);
+        // A frame stands before the states inside it, so that it is drawn below them.
+        for frame in frames {
+            self.draw_state(&mut svg, frame, active);
         }
-        for (lane, edge) in back.iter().enumerate() {
-            draw_side(&mut svg, &layout, edge, -lanes(lane + 1));
-        }
-        for (lane, edge) in side.iter().enumerate() {
-            draw_side(&mut svg, &layout, edge, lanes(lane + 1));
-        }
-        for &index in &layout.rows {
-            self.draw_state(&mut svg, &layout, index, active);
+        for arrow in arrows {
+            draw_arrow(&mut svg, arrow);
         }
         svg.push_str("</svg>\n");
         svg
     }
 
-    /// Orders the states: those of the ordinary way in the order of the definition, the final ones last.
-    fn rows(&self) -> Vec<StateIndex> {
-        let all = 0..self.states.len();
-        let (ends, others): (Vec<_>, Vec<_>) = all.partition(|&index| self.states[index].ends.is_some());
-        others.into_iter().chain(ends).collect()
+    /// Says in words what the drawing shows.
+    fn describe(&self) -> String {
+        let mut text = format!("{} states. It starts in {}.", self.states.len(), self.path(self.initial));
+        let edges = self.edges();
+        for edge in edges.iter().take(MAX_DESCRIBED) {
+            let (from, to) = (&self.states[edge.from].name, &self.states[edge.to].name);
+            let _ = write!(text, " {from} to {to}: {}.", edge.label);
+        }
+        if edges.len() > MAX_DESCRIBED {
+            let _ = write!(text, " And {} more transitions.", edges.len() - MAX_DESCRIBED);
+        }
+        text
     }
 
-    fn draw_state(&self, svg: &mut String, layout: &Layout, index: StateIndex, active: &[&str]) {
-        let state = &self.states[index];
-        let (x, y) = (layout.left, layout.top(index));
-        let mut classes = String::from("state");
-        if state.ends.is_some() {
-            classes.push_str(" final");
-        }
-        if active.contains(&state.name.as_str()) {
-            classes.push_str(" active");
-        }
-        let weight = if active.contains(&state.name.as_str()) { " stroke-width=\"3\"" } else { "" };
-        let inset = if state.parent.is_some() { 14 } else { 0 };
+    fn draw_state(&self, svg: &mut String, frame: &Frame, active: &[&str]) {
+        let state = &self.states[frame.state];
+        let Frame { x, y, width, height, row_height, .. } = *frame;
+        let kind = if state.initial.is_some() { "group" } else { "state" };
+        let ending = match state.ends {
+            None => "",
+            Some(Ending::Success) => " final success",
+            Some(Ending::Failure) => " final failure",
+            Some(Ending::Cancelled) => " final cancelled",
+        };
+        let active = if active.contains(&state.name.as_str()) { " active" } else { "" };
+        let about = state.description.as_ref().or(state.title.as_ref());
+        let tooltip = about.map(|about| format!(": {about}")).unwrap_or_default();
         let _ = writeln!(
             svg,
-            "<g class=\"{classes}\"{weight}><rect x=\"{}\" y=\"{y}\" width=\"{}\" height=\"{BOX_HEIGHT}\" rx=\"6\"/>\
-             <text fill=\"currentColor\" stroke=\"none\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text></g>",
-            x + inset,
-            BOX_WIDTH - 2 * inset,
-            x + BOX_WIDTH / 2,
-            y + BOX_HEIGHT / 2 + 5,
-            escape(&state.name)
+            "<g class=\"{kind}{ending}{active}\"><title>{}</title>\
+             <rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"7\"/>",
+            escape(&format!("{}{tooltip}", self.path(frame.state)))
         );
-    }
-
-    /// Draws a frame around a state and the states inside it.
-    fn draw_groups(&self, svg: &mut String, layout: &Layout) {
-        for (index, _) in self.states.iter().enumerate().filter(|(_, state)| state.initial.is_some()) {
-            let inner = layout.rows.iter().filter(|&&other| self.ancestors(other).any(|around| around == index));
-            let last = inner.map(|&other| layout.top(other)).max().unwrap_or_default();
-            let (x, y) = (layout.left - 8, layout.top(index) - 8);
-            let height = last + BOX_HEIGHT + 16 - y - 8;
-            let width = BOX_WIDTH + 16;
+        if state.ends.is_some() {
+            // A final state has a double border.
+            let (width, height) = (width - 6, height - 6);
+            let _ =
+                writeln!(svg, "<rect x=\"{}\" y=\"{}\" width=\"{width}\" height=\"{height}\" rx=\"5\"/>", x + 3, y + 3);
+        }
+        let weight = if state.initial.is_some() { " font-weight=\"600\"" } else { "" };
+        let _ = writeln!(
+            svg,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"currentColor\" stroke=\"none\"{weight}>{}</text></g>",
+            x + width / 2,
+            y + row_height / 2 + 4,
+            escape(&frame.name)
+        );
+        if frame.is_first {
+            let x = x + width / 2;
             let _ = writeln!(
                 svg,
-                "<rect class=\"group\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"8\"/>"
+                "<g class=\"edge\"><circle class=\"start\" cx=\"{x}\" cy=\"{}\" r=\"4\" fill=\"currentColor\"/>\
+                 <path d=\"M{x} {}V{y}\"/>{}</g>",
+                y - 22,
+                y - 18,
+                head((x, y - 10), (x, y))
             );
         }
     }
 }
 
-fn lanes(count: usize) -> i32 {
-    i32::try_from(count).unwrap_or(i32::MAX / (ROW * 4))
-}
-
-fn position(rows: &[StateIndex], state: StateIndex) -> usize {
-    rows.iter().position(|index| *index == state).unwrap_or_default()
-}
-
-/// Whether an arrow leads to the box directly below.
-fn is_next(rows: &[StateIndex], edge: &Edge) -> bool {
-    edge.kind == EdgeKind::Event && position(rows, edge.to) == position(rows, edge.from) + 1
-}
-
-fn draw_next(svg: &mut String, layout: &Layout, edge: &Edge) {
-    let x = layout.left + BOX_WIDTH / 2;
-    let (from, to) = (layout.top(edge.from) + BOX_HEIGHT, layout.top(edge.to));
-    let _ = writeln!(
-        svg,
-        "<g class=\"edge\"><path d=\"M{x} {from}V{to}\" marker-end=\"url(#arrow)\"/>\
-         <text fill=\"currentColor\" stroke=\"none\" x=\"{}\" y=\"{}\">{}</text></g>",
-        x + 8,
-        (from + to) / 2 + 4,
-        escape(&edge.label)
-    );
-}
-
-/// Draws an arrow around the boxes: on the left with a negative lane, on the right with a positive one.
-fn draw_side(svg: &mut String, layout: &Layout, edge: &Edge, lane: i32) {
-    let offset = lane.abs() * 3 % (BOX_HEIGHT - 8);
-    let (from, to) = (layout.top(edge.from) + 4 + offset, layout.top(edge.to) + 4 + offset);
-    let (side, x, anchor, shift) = match lane < 0 {
-        true => (layout.left, layout.left + lane * LANE, "end", -5),
-        false => (layout.right, layout.right + lane * LANE, "start", 5),
-    };
-    let class = match edge.kind {
-        EdgeKind::Limit => "edge limit\" stroke-dasharray=\"4 3",
+fn draw_arrow(svg: &mut String, arrow: &Arrow) {
+    let class = match arrow.kind {
+        EdgeKind::Limit => "edge limit",
         EdgeKind::Event => "edge",
     };
-    let label_y = (layout.middle(edge.from) + layout.middle(edge.to)) / 2 + (lane.abs() % 5) * 11 - 22;
-    let _ = writeln!(
-        svg,
-        "<g class=\"{class}\"><path d=\"M{side} {from}H{x}V{to}H{side}\" marker-end=\"url(#arrow)\"/>\
-         <text fill=\"currentColor\" stroke=\"none\" x=\"{}\" y=\"{label_y}\" text-anchor=\"{anchor}\">{}</text></g>",
-        x + shift,
-        escape(&edge.label)
-    );
+    let dashes = if arrow.kind == EdgeKind::Limit { " stroke-dasharray=\"4 3\"" } else { "" };
+    let _ = write!(svg, "<g class=\"{class}\"><path{dashes} d=\"");
+    for (index, (x, y)) in arrow.points.iter().enumerate() {
+        let _ = write!(svg, "{}{x} {y}", if index == 0 { "M" } else { "L" });
+    }
+    svg.push_str("\"/>");
+    if let [.., before, end] = arrow.points.as_slice()
+        && arrow.has_head
+    {
+        svg.push_str(&head(*before, *end));
+    }
+    let label = &arrow.label;
+    let anchor = if label.ends_at_x { "end" } else { "start" };
+    for (index, line) in label.lines.iter().rev().enumerate() {
+        let y = label.y - index as i32 * LINE as i32;
+        let _ = write!(
+            svg,
+            "<text x=\"{}\" y=\"{y}\" text-anchor=\"{anchor}\" fill=\"currentColor\" stroke=\"none\">{}</text>",
+            label.x,
+            escape(line)
+        );
+    }
+    svg.push_str("</g>\n");
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// Draws the head of an arrow at the end of a line that is horizontal or vertical.
+fn head(before: (i32, i32), (x, y): (i32, i32)) -> String {
+    let (dx, dy) = ((x - before.0).signum(), (y - before.1).signum());
+    let (back_x, back_y) = (x - 8 * dx, y - 8 * dy);
+    format!(
+        "<path class=\"head\" fill=\"currentColor\" d=\"M{x} {y}L{} {}L{} {}z\"/>",
+        back_x + 4 * dy,
+        back_y + 4 * dx,
+        back_x - 4 * dy,
+        back_y - 4 * dx
+    )
 }

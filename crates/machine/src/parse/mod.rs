@@ -1,80 +1,101 @@
 //! Reads a definition from YAML or JSON.
 
+mod json_schema;
 mod parts;
 mod reader;
 mod states;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use self::reader::{Fields, Findings, join};
+use self::reader::{Fields, Findings, Mention, join};
 use crate::{
     Finding,
-    check::check,
-    definition::{Counter, Definition, EventType, Limits, Schema, StateIndex, Unexpected},
-    node::{Node, Place},
+    check::{Gaps, check},
+    definition::{Action, Counter, Definition, EventType, Limits, StateIndex, Unexpected},
+    format,
+    node::{Node, NodeValue, Place},
 };
 
-const KEYS: [&str; 13] = [
-    "machine",
-    "version",
-    "title",
-    "description",
-    "input",
-    "start",
-    "cancel",
-    "events",
-    "unexpected",
-    "limits",
-    "counters",
-    "initial",
-    "states",
-];
+/// Findings of one definition. A text that is not a definition can have thousands.
+const MAX_FINDINGS: usize = 100;
+
+/// Events of one machine.
+const MAX_EVENTS: usize = 500;
 
 impl Definition {
     /// Reads and checks a definition. Returns every fault, in the order of the text.
+    ///
+    /// The time and the memory are bounded, whatever the text is.
     pub fn parse(text: &str) -> Result<Definition, Vec<Finding>> {
         let node = Node::parse(text).map_err(|finding| vec![finding])?;
         let mut findings = Findings::default();
         let definition = read(&node, &mut findings);
-        // The checks need a whole definition: what is missing would be reported as a second fault.
-        let mut findings = findings.0;
-        if let Some(definition) = definition.as_ref().filter(|_| findings.is_empty()) {
-            findings = check(definition);
+        if let Some(definition) = &definition {
+            let gaps = gaps(definition, &findings);
+            findings.found.extend(check(definition, &gaps));
         }
         match definition {
-            Some(definition) if findings.is_empty() => Ok(definition),
-            _ => {
-                findings.sort_by_key(|finding| finding.place);
-                findings.dedup();
-                Err(findings)
-            }
+            Some(definition) if findings.found.is_empty() => Ok(definition),
+            _ => Err(in_order(findings.found)),
         }
     }
 }
 
-fn read(node: &Node, findings: &mut Findings) -> Option<Definition> {
-    let fields = findings.fields(node, "", &KEYS);
-    for key in ["machine", "version", "initial", "states"] {
-        if fields.get(key).is_none() {
-            findings.add(node.place, "", format!("\"{key}\" is missing"));
-        }
+/// Returns what is missing in a definition because it could not be read.
+fn gaps(definition: &Definition, findings: &Findings) -> Gaps {
+    let has_fault = |index: StateIndex| {
+        let outermost = definition.ancestors(index).last().unwrap_or(index);
+        let path = join("states", &definition.states[outermost].name);
+        let inside = |finding: &Finding| {
+            finding.path.strip_prefix(&path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        findings.found.iter().any(inside)
+    };
+    Gaps {
+        any: !findings.found.is_empty(),
+        targets: findings.has_unknown_target,
+        states: (0..definition.states.len()).filter(|index| has_fault(*index)).collect(),
     }
+}
+
+fn in_order(mut found: Vec<Finding>) -> Vec<Finding> {
+    found.sort_by_key(|finding| finding.place);
+    found.dedup();
+    if found.len() > MAX_FINDINGS {
+        let more = found.len() - MAX_FINDINGS;
+        found.truncate(MAX_FINDINGS);
+        let place = found.last().map(|finding| finding.place).unwrap_or_default();
+        found.push(Finding::new(place, "", format!("and {more} more faults")));
+    }
+    found
+}
+
+/// Reads what can be read. What has a fault is left out, or is there without its value.
+fn read(node: &Node, findings: &mut Findings) -> Option<Definition> {
+    let fields = findings.fields(node, "", &format::DEFINITION);
     let machine = fields.read("machine", |node, path| {
         let text = findings.text(node, path)?;
         findings.name(&text, node.place, path)
     });
     let version = fields.read("version", |node, path| findings.whole_number(node, path, 1));
-    let names = fields.get("states").map(|(node, path)| states::collect(findings, node, &path)).unwrap_or_default();
+    let names = match fields.get("states") {
+        Some((node, path)) => states::collect(findings, node, &path)?,
+        None => Names::default(),
+    };
     let mut definition = Definition {
         machine: machine.unwrap_or_default(),
         version: version.unwrap_or_default(),
         title: fields.read("title", |node, path| findings.text(node, path)),
         description: fields.read("description", |node, path| findings.text(node, path)),
-        input: fields.read("input", |node, path| schema(findings, node, path)),
-        start: fields.read("start", |node, path| findings.text(node, path)),
+        input: fields.read("input", |node, path| json_schema::read(findings, node, path)),
+        start: fields.read("start", |node, path| {
+            let event = findings.text(node, path)?;
+            findings.mention(&event, node.place, path);
+            Some(event)
+        }),
         cancel: names.target(findings, &fields, "cancel"),
         events: fields.get("events").map(|(node, path)| events(findings, node, &path)).unwrap_or_default(),
         unexpected: fields.read("unexpected", |node, path| policy(findings, node, path)).unwrap_or_default(),
@@ -89,7 +110,54 @@ fn read(node: &Node, findings: &mut Findings) -> Option<Definition> {
         source: node.to_json(),
     };
     definition.states = names.read(findings);
-    findings.0.is_empty().then_some(definition)
+    check_final_limit(findings, &fields, &definition);
+    check_events(findings, &definition);
+    (!definition.states.is_empty()).then_some(definition)
+}
+
+/// A task that exceeds a limit must end, or it would exceed the limit again.
+fn check_final_limit(findings: &mut Findings, fields: &Fields<'_>, definition: &Definition) {
+    if let Some(to) = definition.limits.to.filter(|to| definition.states[*to].ends.is_none())
+        && let Some((node, path)) = fields.get("limits")
+    {
+        let name = &definition.states[to].name;
+        findings.add(node.place, &join(&path, "to"), format!("must be a final state, and \"{name}\" is not"));
+    }
+}
+
+/// Every event that the states mention is declared, or comes from Faena.
+fn check_events(findings: &mut Findings, definition: &Definition) {
+    let own = own_events(definition);
+    let has_faults = !findings.found.is_empty();
+    for mention in std::mem::take(&mut findings.mentioned) {
+        let Mention { event, is_handled, place, path } = mention;
+        let is_own = is_handled && (own.contains(&event) || (has_faults && is_reserved(&event)));
+        if !is_own && !definition.events.contains_key(&event) {
+            let message = match is_reserved(&event) {
+                false => format!("\"{}\" is not declared under \"events\"", event.escape_debug()),
+                true => format!("\"{}\" is not an event of Faena in this machine", event.escape_debug()),
+            };
+            findings.add(place, &path, message);
+        }
+    }
+}
+
+/// Returns the events that Faena creates for this machine.
+fn own_events(definition: &Definition) -> BTreeSet<String> {
+    let mut own = BTreeSet::from(["approval.granted".to_owned(), "approval.denied".to_owned()]);
+    for state in &definition.states {
+        own.extend(state.timers.iter().map(|timer| format!("timer.{}", timer.name)));
+        for action in state.actions() {
+            if let Action::Job(job) = action {
+                own.extend(["completed", "failed"].map(|end| format!("job.{}.{end}", job.name)));
+            }
+        }
+    }
+    own
+}
+
+fn is_reserved(event: &str) -> bool {
+    RESERVED.iter().any(|prefix| event.starts_with(prefix))
 }
 
 /// The names of all states, before their contents are read.
@@ -111,7 +179,8 @@ impl Names<'_> {
         let last = name.rsplit('.').next().unwrap_or(&name);
         let index = self.0.iter().position(|state| state.name == last);
         if index.is_none() {
-            findings.add(node.place, path, format!("there is no state \"{name}\""));
+            findings.has_unknown_target = true;
+            findings.add(node.place, path, format!("there is no state \"{}\"", name.escape_debug()));
         }
         index
     }
@@ -125,7 +194,7 @@ impl Names<'_> {
 fn limits(findings: &mut Findings, fields: &Fields<'_>, names: &Names<'_>) -> Limits {
     let mut limits = Limits { transitions: 500, lifetime_ms: 30 * 86_400_000, context: 256 << 10, to: None };
     if let Some((node, path)) = fields.get("limits") {
-        let fields = findings.fields(node, &path, &["transitions", "lifetime", "context", "to"]);
+        let fields = findings.fields(node, &path, &format::LIMITS);
         if let Some(count) = fields.read("transitions", |node, path| findings.whole_number(node, path, 1)) {
             limits.transitions = count;
         }
@@ -142,18 +211,22 @@ fn limits(findings: &mut Findings, fields: &Fields<'_>, names: &Names<'_>) -> Li
 
 fn events(findings: &mut Findings, node: &Node, path: &str) -> BTreeMap<String, EventType> {
     let mut events = BTreeMap::new();
-    for entry in findings.entries(node, path) {
+    let entries = findings.entries(node, path);
+    if entries.len() > MAX_EVENTS {
+        findings.add(node.place, path, format!("a machine may have at most {MAX_EVENTS} events"));
+    }
+    for entry in entries.iter().take(MAX_EVENTS) {
         let path = join(path, &entry.key);
-        let Some(name) = findings.name(&entry.key, entry.place, &path) else { continue };
-        if RESERVED.iter().any(|prefix| name.starts_with(prefix)) {
+        let name = entry.key.clone();
+        findings.name(&name, entry.place, &path);
+        if is_reserved(&name) {
             let message = format!("the prefixes {} are those of Faena's own events", RESERVED.join(", "));
             findings.add(entry.place, &path, message);
         }
-        let known = ["description", "schema", "heartbeat", "progress", "unexpected"];
-        let fields = findings.fields(&entry.value, &path, &known);
+        let fields = findings.fields(&entry.value, &path, &format::EVENT);
         let event = EventType {
             description: fields.read("description", |node, path| findings.text(node, path)),
-            schema: fields.read("schema", |node, path| schema(findings, node, path)),
+            schema: fields.read("schema", |node, path| json_schema::read(findings, node, path)),
             heartbeat: fields.read("heartbeat", |node, path| findings.flag(node, path)).unwrap_or_default(),
             progress: fields.read("progress", |node, path| findings.expression(node, path)),
             unexpected: fields.read("unexpected", |node, path| policy(findings, node, path)),
@@ -170,18 +243,15 @@ fn counters(findings: &mut Findings, names: &Names<'_>, node: &Node, path: &str)
     let mut counters = BTreeMap::new();
     for entry in findings.entries(node, path) {
         let path = join(path, &entry.key);
-        let Some(name) = findings.name(&entry.key, entry.place, &path) else { continue };
-        let counter = if matches!(entry.value.value, crate::node::NodeValue::Map(_)) {
-            let fields = findings.fields(&entry.value, &path, &["max", "exceeded"]);
-            if fields.get("max").is_none() {
-                findings.add(entry.place, &path, "\"max\" is missing");
-            }
+        findings.name(&entry.key, entry.place, &path);
+        let (max, exceeded) = if matches!(entry.value.value, NodeValue::Map(_)) {
+            let fields = findings.fields(&entry.value, &path, &format::COUNTER);
             let max = fields.read("max", |node, path| findings.whole_number(node, path, 1));
-            Counter { max: max.unwrap_or(1), exceeded: names.target(findings, &fields, "exceeded") }
+            (max, names.target(findings, &fields, "exceeded"))
         } else {
-            Counter { max: findings.whole_number(&entry.value, &path, 1).unwrap_or(1), exceeded: None }
+            (findings.whole_number(&entry.value, &path, 1), None)
         };
-        counters.insert(name, counter);
+        counters.insert(entry.key.clone(), Counter { place: entry.place, max: max.unwrap_or(1), exceeded });
     }
     counters
 }
@@ -193,18 +263,6 @@ pub(in crate::parse) fn policy(findings: &mut Findings, node: &Node, path: &str)
         "reject" => Some(Unexpected::Reject),
         _ => {
             findings.add(node.place, path, "must be defer, ignore or reject");
-            None
-        }
-    }
-}
-
-fn schema(findings: &mut Findings, node: &Node, path: &str) -> Option<Schema> {
-    let source = node.to_json();
-    let options = jsonschema::options().with_pattern_options(jsonschema::PatternOptions::regex());
-    match options.build(&source) {
-        Ok(validator) => Some(Schema { source, validator }),
-        Err(error) => {
-            findings.add(node.place, path, format!("not a valid JSON Schema: {error}"));
             None
         }
     }

@@ -9,14 +9,15 @@ use super::{
 use crate::{
     Template,
     definition::{Action, ApprovalRule, Deadline, Escalation, Expiry, JobAction, Poll, TimerRule},
-    job,
+    format, job,
     node::Node,
 };
 
-const ACTION_KEYS: [&str; 7] = ["set", "emit", "job", "llm", "name", "data", "options"];
-
 /// The type of job that calls a language model.
 pub const LLM_JOB: &str = "llm.chat";
+
+/// Timers of one state, and reminders of one approval. Each is a row of every task in the state.
+const MAX_TIMERS: usize = 50;
 
 /// Reads a list of actions.
 pub(super) fn action_list(findings: &mut Findings, fields: &Fields<'_>, key: &str) -> Vec<Action> {
@@ -26,7 +27,7 @@ pub(super) fn action_list(findings: &mut Findings, fields: &Fields<'_>, key: &st
 }
 
 fn action(findings: &mut Findings, node: &Node, path: &str) -> Vec<Action> {
-    let fields = findings.fields(node, path, &ACTION_KEYS);
+    let fields = findings.fields(node, path, &format::ACTION);
     let actions = actions_of(findings, &fields);
     if actions.is_empty() {
         findings.add(node.place, path, "an action needs one of set, emit, job or llm");
@@ -39,9 +40,15 @@ pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Ac
     let mut actions = Vec::new();
     if let Some((node, path)) = fields.get("set") {
         let entries = findings.entries(node, &path).iter();
-        let values: Vec<_> = entries
-            .filter_map(|entry| Some((entry.key.clone(), findings.template(&entry.value, &join(&path, &entry.key))?)))
+        let mut values: Vec<_> = entries
+            .map(|entry| {
+                // A key whose value has a fault still counts as set, so that its uses are not reported as well.
+                let template = findings.template(&entry.value, &join(&path, &entry.key));
+                (entry.key.clone(), template.unwrap_or(Template::Constant(Value::Null)))
+            })
             .collect();
+        // All are computed before one is set, so their order has no effect. It is the same for the text and its canonical form.
+        values.sort_by(|(a, _), (b, _)| a.cmp(b));
         actions.push(Action::Set(values));
     }
     let written: Vec<&str> = ["emit", "job", "llm"].into_iter().filter(|key| fields.get(key).is_some()).collect();
@@ -52,7 +59,11 @@ pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Ac
     let data = fields.read("data", |node, path| findings.template(node, path)).unwrap_or(Template::Map(Vec::new()));
     match written.first() {
         Some(&"emit") => {
-            let event = fields.read("emit", |node, path| findings.text(node, path));
+            let event = fields.read("emit", |node, path| {
+                let event = findings.text(node, path)?;
+                findings.mention(&event, node.place, path);
+                Some(event)
+            });
             actions.extend(event.map(|event| Action::Emit { event, data }));
         }
         Some(&"job") => {
@@ -65,15 +76,26 @@ pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Ac
             let name = job_name(findings, fields, "llm");
             actions.extend(name.map(|name| job_action(findings, fields, name, LLM_JOB.to_owned(), data)));
         }
-        None => {
-            for key in ["data", "name", "options"] {
-                if let Some((node, path)) = fields.get(key) {
-                    findings.add(node.place, &path, "belongs to emit, job or llm, and none of them is here");
-                }
-            }
+        None => {}
+    }
+    misplaced(findings, fields, &written);
+    actions
+}
+
+/// Reports keys of an action that would have no effect.
+fn misplaced(findings: &mut Findings, fields: &Fields<'_>, written: &[&str]) {
+    let owners: [(&str, &[&str], &str); 3] = [
+        ("data", &["emit", "job", "llm"], "belongs to emit, job or llm, and none of them is here"),
+        ("name", &["job"], "belongs to job, and there is none here"),
+        ("options", &["job", "llm"], "belongs to job or llm, and none of them is here"),
+    ];
+    for (key, owners, message) in owners {
+        if let Some((node, path)) = fields.get(key)
+            && !owners.iter().any(|owner| written.contains(owner))
+        {
+            findings.add(node.place, &path, message);
         }
     }
-    actions
 }
 
 /// Reads the name under which the end of a job arrives. It is one part of an event's name, so it has no dot.
@@ -114,14 +136,11 @@ fn job_action(
 
 pub(super) fn deadline(names: &Names<'_>, findings: &mut Findings, fields: &Fields<'_>) -> Option<Deadline> {
     let (node, path) = fields.get("deadline")?;
-    let fields = findings.fields(node, &path, &["silence", "no_progress", "total", "to"]);
+    let fields = findings.fields(node, &path, &format::DEADLINE);
     let mut duration = |key| fields.read(key, |node, path| findings.duration(node, path));
     let (silence_ms, no_progress_ms, total_ms) = (duration("silence"), duration("no_progress"), duration("total"));
     if ["silence", "no_progress", "total"].iter().all(|key| fields.get(key).is_none()) {
         findings.add(node.place, &path, "a deadline needs silence, no_progress or total");
-    }
-    if fields.get("to").is_none() {
-        findings.add(node.place, &path, "\"to\" is missing: say which state a missed deadline leads to");
     }
     let to = names.target(findings, &fields, "to")?;
     Some(Deadline { silence_ms, no_progress_ms, total_ms, to })
@@ -129,16 +148,15 @@ pub(super) fn deadline(names: &Names<'_>, findings: &mut Findings, fields: &Fiel
 
 pub(super) fn poll(findings: &mut Findings, fields: &Fields<'_>) -> Option<Poll> {
     let (node, path) = fields.get("poll")?;
-    let fields = findings.fields(node, &path, &["every", "emit", "data"]);
-    for key in ["every", "emit"] {
-        if fields.get(key).is_none() {
-            findings.add(node.place, &path, format!("\"{key}\" is missing"));
-        }
-    }
+    let fields = findings.fields(node, &path, &format::POLL);
     let data = fields.read("data", |node, path| findings.template(node, path)).unwrap_or(Template::Map(Vec::new()));
-    let every_ms = fields.read("every", |node, path| findings.duration(node, path))?;
-    let event = fields.read("emit", |node, path| findings.text(node, path))?;
-    Some(Poll { every_ms, event, data })
+    let every_ms = fields.read("every", |node, path| findings.period(node, path));
+    let event = fields.read("emit", |node, path| {
+        let event = findings.text(node, path)?;
+        findings.mention(&event, node.place, path);
+        Some(event)
+    });
+    Some(Poll { place: node.place, every_ms: every_ms?, event: event?, data })
 }
 
 pub(super) fn timers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<TimerRule> {
@@ -146,49 +164,51 @@ pub(super) fn timers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<TimerR
     let mut timers = Vec::new();
     for entry in findings.entries(node, &path) {
         let path = join(&path, &entry.key);
-        let Some(name) = findings.name(&entry.key, entry.place, &path) else { continue };
-        let fields = findings.fields(&entry.value, &path, &["after", "every"]);
-        let after = fields.read("after", |node, path| findings.duration(node, path));
-        let every = fields.read("every", |node, path| findings.duration(node, path));
-        match (after, every) {
-            (Some(after_ms), None) => timers.push(TimerRule { name, after_ms, repeats: false }),
-            (None, Some(after_ms)) => timers.push(TimerRule { name, after_ms, repeats: true }),
-            _ => findings.add(entry.place, &path, "a timer needs either \"after\" or \"every\""),
+        let name = entry.key.clone();
+        findings.name(&name, entry.place, &path);
+        let fields = findings.fields(&entry.value, &path, &format::TIMER);
+        if fields.get("after").is_some() == fields.get("every").is_some() {
+            findings.add(entry.place, &path, "a timer needs either \"after\" or \"every\"");
         }
+        let after = fields.read("after", |node, path| findings.duration(node, path));
+        let every = fields.read("every", |node, path| findings.period(node, path));
+        // A timer with a fault still exists, so that its event is not reported as well.
+        timers.push(TimerRule { name, after_ms: after.or(every).unwrap_or(i64::MAX), repeats: every.is_some() });
+    }
+    if timers.len() > MAX_TIMERS {
+        findings.add(node.place, &path, format!("a state may have at most {MAX_TIMERS} timers"));
     }
     timers
 }
 
 pub(super) fn approval(names: &Names<'_>, findings: &mut Findings, fields: &Fields<'_>) -> Option<ApprovalRule> {
     let (node, path) = fields.get("approval")?;
-    let known = ["subject", "quorum", "self", "groups", "remind", "escalate", "expires"];
-    let fields = findings.fields(node, &path, &known);
-    if fields.get("subject").is_none() {
-        findings.add(node.place, &path, "\"subject\" is missing: say what is approved, as in ctx.plan");
-    }
+    let place = node.place;
+    let fields = findings.fields(node, &path, &format::APPROVAL);
     let remind_ms = fields.get("remind").map(|(node, path)| {
         let items = findings.items(node);
+        if items.len() > MAX_TIMERS {
+            findings.add(node.place, &path, format!("there may be at most {MAX_TIMERS} reminders"));
+        }
         items.iter().filter_map(|item| findings.duration(item, &path)).collect()
     });
     let escalate = fields.get("escalate").and_then(|(node, path)| {
-        let fields = findings.fields(node, &path, &["after", "groups"]);
+        let fields = findings.fields(node, &path, &format::ESCALATION);
         let groups = texts(findings, &fields, "groups");
         let after_ms = fields.read("after", |node, path| findings.duration(node, path));
-        if after_ms.is_none() || groups.is_empty() {
-            findings.add(node.place, &path, "needs \"after\" and \"groups\"");
+        if groups.is_empty() && fields.get("groups").is_some() {
+            findings.add(node.place, &join(&path, "groups"), "needs at least one group");
         }
         Some(Escalation { after_ms: after_ms?, groups })
     });
     let expires = fields.get("expires").and_then(|(node, path)| {
-        let fields = findings.fields(node, &path, &["after", "to"]);
+        let fields = findings.fields(node, &path, &format::EXPIRY);
         let after_ms = fields.read("after", |node, path| findings.duration(node, path));
         let to = names.target(findings, &fields, "to");
-        if after_ms.is_none() || to.is_none() {
-            findings.add(node.place, &path, "needs \"after\" and \"to\"");
-        }
         Some(Expiry { after_ms: after_ms?, to: to? })
     });
     Some(ApprovalRule {
+        place,
         subject: fields.read("subject", |node, path| findings.template(node, path))?,
         quorum: fields.read("quorum", |node, path| findings.whole_number(node, path, 1)).unwrap_or(1),
         allow_creator: fields.read("self", |node, path| findings.flag(node, path)).unwrap_or_default(),

@@ -2,16 +2,43 @@
 
 use crate::{
     Expression, Finding, Template,
+    format::Object,
     node::{Entry, Node, NodeValue, Place},
 };
 
 /// Collects findings while a definition is read, so that all of them are reported at once.
 #[derive(Default)]
-pub(super) struct Findings(pub Vec<Finding>);
+pub(super) struct Findings {
+    pub found: Vec<Finding>,
+    /// Events that states handle, publish or have a policy for. All names are known only at the end.
+    pub mentioned: Vec<Mention>,
+    /// Whether a transition or a limit leads to a state that is not there.
+    pub has_unknown_target: bool,
+    /// Number of patterns in the schemas.
+    pub patterns: usize,
+}
+
+/// An event that a state mentions.
+pub(super) struct Mention {
+    pub event: String,
+    /// Whether Faena's own events, such as `timer.NAME`, are allowed too.
+    pub is_handled: bool,
+    pub place: Place,
+    pub path: String,
+}
+
+/// Shortest time between two firings of a repeated timer.
+const MIN_PERIOD_MS: i64 = 1_000;
 
 impl Findings {
     pub fn add(&mut self, place: Place, path: &str, message: impl Into<String>) {
-        self.0.push(Finding::new(place, path, message));
+        self.found.push(Finding::new(place, path, message));
+    }
+
+    /// Notes that a state publishes an event or has a policy for it.
+    pub fn mention(&mut self, event: &str, place: Place, path: &str) {
+        let (event, path) = (event.to_owned(), path.to_owned());
+        self.mentioned.push(Mention { event, is_handled: false, place, path });
     }
 
     fn expected(&mut self, node: &Node, path: &str, expected: &str) {
@@ -19,15 +46,22 @@ impl Findings {
     }
 
     /// Opens a map whose keys are known.
-    pub fn fields<'a>(&mut self, node: &'a Node, path: &str, known: &[&str]) -> Fields<'a> {
+    pub fn fields<'a>(&mut self, node: &'a Node, path: &str, known: &Object) -> Fields<'a> {
+        let before = self.found.len();
         let entries = self.entries(node, path);
         for entry in entries {
-            if !known.contains(&entry.key.as_str()) {
-                let message = format!("unknown key \"{}\"; known are {}", entry.key, known.join(", "));
+            if !known.has(&entry.key) {
+                let message = format!("unknown key \"{}\"; known are {}", entry.key.escape_debug(), known.names());
                 self.add(entry.place, path, message);
             }
         }
-        Fields { place: node.place, path: path.to_owned(), entries }
+        let fields = Fields { place: node.place, path: path.to_owned(), entries };
+        // What is not a map has no keys: that is one fault, not one for each.
+        let is_map = self.found.len() == before || matches!(node.value, NodeValue::Map(_));
+        for key in known.keys.iter().filter(|key| is_map && key.is_required && fields.get(key.name).is_none()) {
+            self.add(node.place, path, format!("\"{}\" is missing: {}", key.name, key.hint()));
+        }
+        fields
     }
 
     /// Returns the entries of a map with any keys.
@@ -107,6 +141,16 @@ impl Findings {
         ms
     }
 
+    /// Reads the time between two firings of a repeated timer, in milliseconds.
+    pub fn period(&mut self, node: &Node, path: &str) -> Option<i64> {
+        let ms = self.duration(node, path)?;
+        if ms < MIN_PERIOD_MS {
+            self.add(node.place, path, "must be at least 1s");
+            return None;
+        }
+        Some(ms)
+    }
+
     /// Reads a size such as `256KiB`, in bytes.
     pub fn size(&mut self, node: &Node, path: &str) -> Option<usize> {
         let size = match &node.value {
@@ -139,7 +183,10 @@ impl Findings {
                 return None;
             }
         };
-        Expression::compile(&source).map_err(|error| self.add(node.place, path, error)).ok()
+        Expression::compile(&source)
+            .map(|expression| expression.at(node.place))
+            .map_err(|error| self.add(node.place, path, error))
+            .ok()
     }
 
     /// Reads a value whose texts are expressions.

@@ -4,42 +4,31 @@ use std::collections::BTreeMap;
 
 use super::{
     NamedState, Names, parts, policy,
-    reader::{Fields, Findings, join},
+    reader::{Fields, Findings, Mention, join},
 };
 use crate::{
     definition::{Ending, State, StateIndex, Transition, Unexpected},
+    format,
     node::{Node, NodeValue},
 };
 
-const KEYS: [&str; 15] = [
-    "title",
-    "description",
-    "initial",
-    "states",
-    "final",
-    "ends",
-    "forever",
-    "entry",
-    "exit",
-    "on",
-    "deadline",
-    "poll",
-    "approval",
-    "timers",
-    "unexpected",
-];
-
-const TRANSITION_KEYS: [&str; 13] =
-    ["if", "to", "loop", "exceeded", "reset", "approve", "set", "emit", "job", "llm", "name", "data", "options"];
+/// States of one machine. The checks and drawings look at each pair of states.
+const MAX_STATES: usize = 500;
 
 /// Collects the names of all states, so that a target may stand further down in the text.
-pub(super) fn collect<'a>(findings: &mut Findings, node: &'a Node, path: &str) -> Names<'a> {
+///
+/// Returns `None` if there are too many, so that nothing looks at them.
+pub(super) fn collect<'a>(findings: &mut Findings, node: &'a Node, path: &str) -> Option<Names<'a>> {
     let mut names = Names::default();
     collect_into(&mut names, findings, node, path, None);
     if names.0.is_empty() {
         findings.add(node.place, path, "a machine needs at least one state");
     }
-    names
+    if names.0.len() > MAX_STATES {
+        findings.add(node.place, path, format!("a machine may have at most {MAX_STATES} states"));
+        return None;
+    }
+    Some(names)
 }
 
 fn collect_into<'a>(
@@ -50,11 +39,16 @@ fn collect_into<'a>(
     parent: Option<StateIndex>,
 ) {
     for entry in findings.entries(node, path) {
+        if names.0.len() > MAX_STATES {
+            return;
+        }
         let path = join(path, &entry.key);
         if entry.key.contains('.') {
             findings.add(entry.place, &path, "the name of a state must not contain a dot");
         }
-        let Some(name) = findings.name(&entry.key, entry.place, &path) else { continue };
+        // A state with an invalid name still exists, so that its uses are not reported as well.
+        let name = entry.key.clone();
+        findings.name(&name, entry.place, &path);
         if names.0.iter().any(|state| state.name == name) {
             findings.add(
                 entry.place,
@@ -80,7 +74,7 @@ impl Names<'_> {
 
     fn state(&self, findings: &mut Findings, index: StateIndex) -> State {
         let NamedState { name, place, path, parent, node } = &self.0[index];
-        let fields = findings.fields(node, path, &KEYS);
+        let fields = findings.fields(node, path, &format::STATE);
         let (unexpected, unexpected_events) = self.unexpected(findings, &fields);
         let mut state = State {
             name: name.clone(),
@@ -130,6 +124,8 @@ impl Names<'_> {
             if items.is_empty() {
                 findings.add(entry.place, &path, "needs at least one transition");
             }
+            let event = entry.key.clone();
+            findings.mentioned.push(Mention { event, is_handled: true, place: entry.place, path: path.clone() });
             on.push((entry.key.clone(), items.iter().map(|item| self.transition(findings, item, &path)).collect()));
         }
         on
@@ -140,8 +136,10 @@ impl Names<'_> {
         if matches!(node.value, NodeValue::Text(_)) {
             return Transition { place: node.place, to: self.index(findings, node, path), ..Transition::default() };
         }
-        let known: Vec<&str> = TRANSITION_KEYS.into_iter().chain(["do"]).collect();
-        let fields = findings.fields(node, path, &known);
+        let fields = findings.fields(node, path, &format::TRANSITION);
+        if let Some((node, path)) = fields.get("exceeded").filter(|_| fields.get("loop").is_none()) {
+            findings.add(node.place, &path, "belongs to loop, and there is none here");
+        }
         let mut actions = parts::actions_of(findings, &fields);
         actions.extend(parts::action_list(findings, &fields, "do"));
         let reset = fields.get("reset").map(|(node, path)| {
@@ -172,6 +170,7 @@ impl Names<'_> {
         }
         let entries = findings.entries(node, &path).iter();
         let read = entries.filter_map(|entry| {
+            findings.mention(&entry.key, entry.place, &join(&path, &entry.key));
             let policy = policy(findings, &entry.value, &join(&path, &entry.key))?;
             Some((entry.key.clone(), policy))
         });

@@ -7,7 +7,7 @@ use super::{Answer, Run};
 use crate::{
     definition::StateIndex,
     parse::canonical,
-    task::{Approval, Decision, Event, Outcome},
+    task::{Approval, Caller, Decision, Event, Outcome},
 };
 
 impl Run<'_> {
@@ -35,13 +35,13 @@ impl Run<'_> {
     /// Counts a decision. The last one that is needed becomes the event `approval.granted` or `approval.denied`.
     pub(super) fn decide(
         &mut self,
-        actor: &str,
-        groups: &[String],
+        caller: &Caller,
         approve: bool,
         hash: Option<&str>,
         comment: Option<String>,
     ) -> Result<Answer, String> {
         let refuse = |reason: String| Ok((Outcome::Rejected, Some(reason)));
+        let forbid = |reason: String| Ok((Outcome::Forbidden, Some(reason)));
         let Some(approval) = &self.task.approval else { return refuse("no approval is open".into()) };
         if self.task.paused_at.is_some() {
             return refuse("the task is paused".into());
@@ -50,26 +50,35 @@ impl Run<'_> {
             return refuse(format!("the approval is about {}, not {hash}", approval.hash));
         }
         let rule = self.definition.states[self.state_index(&approval.state)?].approval.as_ref();
-        if actor == self.task.created_by && !rule.is_some_and(|rule| rule.allow_creator) {
-            return refuse("the creator of a task cannot decide about it".into());
+        if caller.identity == self.task.creator && !rule.is_some_and(|rule| rule.allow_creator) {
+            return forbid("the creator of a task cannot decide about it; another caller must".into());
         }
-        if !approval.groups.is_empty() && !groups.iter().any(|group| approval.groups.contains(group)) {
-            return refuse(format!("only {} may decide", approval.groups.join(", ")));
+        if !approval.groups.is_empty() && !caller.groups.iter().any(|group| approval.groups.contains(group)) {
+            return forbid(format!("only {} may decide", approval.groups.join(", ")));
         }
-        let earlier = approval.decisions.iter().find(|decision| decision.actor == actor);
+        let earlier = approval.decisions.iter().find(|decision| decision.caller == caller.identity);
         if let Some(earlier) = earlier {
             return match earlier.approve == approve {
-                true => Ok((Outcome::Ignored, Some(format!("{actor} has decided this already")))),
-                false => refuse(format!("{actor} has decided already, and differently")),
+                true => Ok((Outcome::Ignored, Some(format!("{} has decided this already", caller.actor)))),
+                false => refuse(format!("{} has decided already, and differently", caller.actor)),
             };
         }
-        self.count(actor, approve, comment);
+        self.count(caller, approve, comment);
         Ok((Outcome::Applied, None))
     }
 
-    fn count(&mut self, actor: &str, approve: bool, comment: Option<String>) {
+    fn count(&mut self, caller: &Caller, approve: bool, comment: Option<String>) {
         let Some(approval) = &mut self.task.approval else { return };
-        approval.decisions.push(Decision { actor: actor.into(), approve, at: self.now, comment: comment.clone() });
+        let Caller { actor, identity, .. } = caller.clone();
+        let (at, comment) = (self.now, comment.clone());
+        approval.decisions.push(Decision {
+            actor: actor.clone(),
+            caller: identity,
+            approve,
+            at,
+            comment: comment.clone(),
+        });
+        let actor = actor.as_str();
         let approvals = approval.decisions.iter().filter(|decision| decision.approve).count();
         let is_granted = approvals >= usize::try_from(approval.quorum).unwrap_or(usize::MAX);
         let payload = json!({"decisions": approval.decisions, "hash": approval.hash, "comment": comment});

@@ -35,12 +35,22 @@ impl<'a> Run<'a> {
 
     /// Offers an event to the active states, the innermost first.
     pub(super) fn offer(&mut self, event: &Event) -> Result<Answer, String> {
+        let variables = self.variables(event);
+        let mut refusals = Vec::new();
+        let found = self.find(event, &variables, &mut refusals);
+        if let Some(approve) = found.and_then(|(_, transition)| transition.decision) {
+            let (outcome, reason) = self.decide_by_event(event, approve)?;
+            if outcome == Outcome::Ignored {
+                self.record(event, outcome, None, Vec::new(), reason.clone());
+            }
+            if outcome != Outcome::Applied {
+                return Ok((outcome, reason));
+            }
+        }
         if self.task.status == Status::Paused {
             return Ok(self.defer(event, "the task is paused"));
         }
-        let variables = self.variables(event);
-        let mut refusals = Vec::new();
-        if let Some((owner, transition)) = self.find(event, &variables, &mut refusals) {
+        if let Some((owner, transition)) = found {
             self.take(event, owner, transition)?;
             return Ok((Outcome::Applied, None));
         }
@@ -58,7 +68,10 @@ impl<'a> Run<'a> {
     /// Returns why no state handles a deferred event now.
     pub(super) fn refusals(&self, event: &Event) -> Vec<String> {
         let mut refusals = Vec::new();
-        self.find(event, &self.variables(event), &mut refusals);
+        let found = self.find(event, &self.variables(event), &mut refusals);
+        if found.is_some_and(|(_, transition)| transition.decision.is_some()) {
+            refusals.push("an event that was deferred cannot decide about an approval; send it again".to_owned());
+        }
         if refusals.is_empty() {
             refusals.push(format!("{} does not handle it", self.task.state()));
         }
@@ -109,7 +122,7 @@ impl<'a> Run<'a> {
             return (Outcome::Rejected, Some(format!("{MAX_DEFERRED} events wait already")));
         }
         self.record(event, Outcome::Deferred, None, Vec::new(), Some(reason.to_owned()));
-        self.task.deferred.push(event.clone());
+        self.task.deferred.push(Event { decider: None, ..event.clone() });
         (Outcome::Deferred, Some(reason.to_owned()))
     }
 
@@ -118,7 +131,10 @@ impl<'a> Run<'a> {
         for position in 0..self.task.deferred.len() {
             let event = self.task.deferred[position].clone();
             let variables = self.variables(&event);
-            if let Some((owner, transition)) = self.find(&event, &variables, &mut Vec::new()) {
+            let found = self.find(&event, &variables, &mut Vec::new());
+            // Its sender had not seen what this approval is about.
+            let found = found.filter(|(_, transition)| transition.decision.is_none());
+            if let Some((owner, transition)) = found {
                 self.task.deferred.remove(position);
                 self.take(&event, owner, transition)?;
                 // The others are offered to the state as it is now.
@@ -129,14 +145,19 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Takes a transition of the state `owner`.
-    fn take(&mut self, event: &Event, owner: StateIndex, transition: &'a Transition) -> Result<(), String> {
-        if let Some(approve) = transition.decision {
-            let answer = self.decide(&event.actor, &event.groups, approve, None, None)?;
-            if let (Outcome::Rejected, Some(reason)) = answer {
-                return Err(reason);
+    /// Counts an event as the decision of its sender.
+    fn decide_by_event(&mut self, event: &Event, approve: bool) -> Result<Answer, String> {
+        match &event.decider {
+            Some(caller) => self.decide(caller, approve, None, None),
+            None => {
+                let reason = "the event decides about an approval, which its sender may not do";
+                Ok((Outcome::Forbidden, Some(reason.to_owned())))
             }
         }
+    }
+
+    /// Takes a transition of the state `owner`.
+    fn take(&mut self, event: &Event, owner: StateIndex, transition: &'a Transition) -> Result<(), String> {
         if let Some(name) = &transition.counter {
             let max = self.definition.counters.get(name).map_or(0, |counter| counter.max);
             let count = self.task.counters.get(name).copied().unwrap_or(0);
@@ -147,9 +168,10 @@ impl<'a> Run<'a> {
                 return self.go_to(event, Some(owner), target, Vec::new(), Some(reason));
             }
             self.task.counters.insert(name.clone(), count + 1);
+            self.has_counted = true;
         }
         for name in &transition.reset {
-            self.task.counters.remove(name);
+            self.has_counted |= self.task.counters.remove(name).is_some();
         }
         self.task.progress_at = self.task.progress_at.max(self.now);
         match transition.to {

@@ -2,18 +2,24 @@
 
 mod approval;
 mod dispatch;
+mod fork;
+mod migrate;
 mod states;
 mod timers;
 mod why;
 
+use std::{collections::BTreeSet, sync::Arc};
+
 use faena_domain::Timestamp;
-use serde_json::{Value, json};
+pub use fork::{HistoryPoint, fork};
+pub use migrate::Migration;
+use serde_json::{Map, Value, json};
 pub use why::{WaitReason, why};
 
 use crate::{
     definition::{Definition, StateIndex},
     expression::Variables,
-    task::{Effect, Event, Outcome, Record, Status, Task},
+    task::{Caller, Effect, Event, Outcome, Record, Status, Task},
 };
 
 /// Something that a task is asked to react to.
@@ -29,8 +35,7 @@ pub enum Input {
     },
     /// A person decides about the open approval.
     Decision {
-        actor: String,
-        groups: Vec<String>,
+        caller: Caller,
         approve: bool,
         hash: Option<String>,
         comment: Option<String>,
@@ -47,6 +52,8 @@ pub enum Input {
     Resume {
         actor: String,
     },
+    /// Moves the task to another version of its machine.
+    Migrate(Arc<Migration>),
 }
 
 /// What an input did.
@@ -67,7 +74,13 @@ const MAX_MOVES: u32 = 100;
 const MAX_DEFERRED: usize = 100;
 
 /// Creates a task in the first state of its machine, and gives it the start event.
-pub fn create(definition: &Definition, id: String, actor: String, data: Value, now: Timestamp) -> Result<Step, String> {
+pub fn create(
+    definition: &Definition,
+    id: String,
+    creator: Caller,
+    data: Value,
+    now: Timestamp,
+) -> Result<Step, String> {
     if !data.is_object() {
         return Err("the data of a task must be an object".to_owned());
     }
@@ -75,17 +88,17 @@ pub fn create(definition: &Definition, id: String, actor: String, data: Value, n
         check_schema(&schema.validator, &data, "data")?;
     }
     check_size(definition, &data)?;
-    let task = Task::new(id, actor.clone(), data.clone(), definition, now);
+    let task = Task::new(id, &creator, data.clone(), definition, now);
     let mut run = Run::new(definition, &task, now);
     let created = Event {
         id: String::new(),
         kind: "task.created".into(),
         payload: data.clone(),
-        actor,
-        groups: Vec::new(),
+        actor: creator.actor,
+        decider: None,
         at: now,
     };
-    run.begin(&created, definition.initial)?;
+    run.begin(&created, definition.initial, None)?;
     if let Some(start) = &definition.start {
         let event = Event { kind: start.clone(), ..created };
         run.check_event(&event)?;
@@ -100,6 +113,9 @@ pub fn create(definition: &Definition, id: String, actor: String, data: Value, n
 
 /// Applies an input to a task. The task in the answer is the new one.
 pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) -> Step {
+    if let Input::Migrate(migration) = &input {
+        return migration.apply(definition, task, now);
+    }
     let mut run = Run::new(definition, task, now);
     if let Input::Event(event) = &input
         && let Err(error) = run.check_event(event)
@@ -110,12 +126,13 @@ pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) 
         Input::Event(event) => (event.kind.clone(), event.actor.clone(), false),
         Input::JobEnded { event, .. } => (event.kind.clone(), event.actor.clone(), true),
         Input::Timers => ("timer".into(), "system:tasks".into(), true),
-        Input::Decision { actor, .. } => ("approval.decided".into(), actor.clone(), false),
+        Input::Decision { caller, .. } => ("approval.decided".into(), caller.actor.clone(), false),
         Input::Cancel { actor, .. } => ("task.cancelled".into(), actor.clone(), true),
         Input::Pause { actor } | Input::Resume { actor } => ("task.paused".into(), actor.clone(), false),
+        Input::Migrate(migration) => ("task.migrated".into(), migration.actor.clone(), false),
     };
     match run.apply(input) {
-        Ok((Outcome::Rejected, reason)) => unchanged(task, Outcome::Rejected, reason),
+        Ok((outcome @ (Outcome::Rejected | Outcome::Forbidden), reason)) => unchanged(task, outcome, reason),
         Ok((outcome, reason)) => run.finish(outcome, reason),
         // The sender can correct an event. Faena's own inputs have no sender, so the task ends where it is.
         Err(error) if !is_ours => unchanged(task, Outcome::Rejected, Some(error)),
@@ -145,6 +162,14 @@ struct Run<'a> {
     moves: u32,
     /// Whether a state was entered since the deferred events were last offered.
     has_moved: bool,
+    /// Fields of the data that changed since the last record.
+    changed: BTreeSet<String>,
+    /// Whether a counter changed since the last record.
+    has_counted: bool,
+    /// The version to record, if the task has just got it.
+    new_version: Option<u32>,
+    /// Enters states without their entry actions.
+    skips_entry: bool,
 }
 
 impl<'a> Run<'a> {
@@ -159,6 +184,10 @@ impl<'a> Run<'a> {
             created: Vec::new(),
             moves: 0,
             has_moved: false,
+            changed: BTreeSet::new(),
+            has_counted: false,
+            new_version: None,
+            skips_entry: false,
         }
     }
 
@@ -184,8 +213,8 @@ impl<'a> Run<'a> {
                 self.task.last_seen = self.task.last_seen.max(self.now);
                 self.offer(&event)?
             }
-            Input::Decision { actor, groups, approve, hash, comment } => {
-                self.decide(&actor, &groups, approve, hash.as_deref(), comment)?
+            Input::Decision { caller, approve, hash, comment } => {
+                self.decide(&caller, approve, hash.as_deref(), comment)?
             }
             Input::Timers => {
                 self.fire_timers()?;
@@ -197,6 +226,8 @@ impl<'a> Run<'a> {
             }
             Input::Pause { actor } => self.pause(&actor),
             Input::Resume { actor } => self.resume(&actor),
+            // It needs the other definition, so `step` has handled it.
+            Input::Migrate(_) => return Ok((Outcome::Rejected, Some("a migration is a step of its own".into()))),
         };
         self.settle()?;
         Ok(answer)
@@ -303,7 +334,7 @@ impl<'a> Run<'a> {
 
     fn own_event(&self, kind: &str, actor: &str) -> Event {
         let (id, payload) = (String::new(), json!({}));
-        Event { id, kind: kind.into(), payload, actor: actor.into(), groups: Vec::new(), at: self.now }
+        Event { id, kind: kind.into(), payload, actor: actor.into(), decider: None, at: self.now }
     }
 
     fn record(
@@ -327,6 +358,10 @@ impl<'a> Run<'a> {
         actions: Vec<String>,
         reason: Option<String>,
     ) {
+        let changed = std::mem::take(&mut self.changed);
+        let set: Map<String, Value> =
+            changed.into_iter().filter_map(|key| Some((key.clone(), self.task.data.get(&key)?.clone()))).collect();
+        let counters = std::mem::take(&mut self.has_counted).then(|| self.task.counters.clone());
         self.task.sequence += 1;
         self.records.push(Record {
             sequence: self.task.sequence,
@@ -339,6 +374,9 @@ impl<'a> Run<'a> {
             to,
             actions,
             reason,
+            set,
+            counters,
+            version: self.new_version.take(),
         });
     }
 

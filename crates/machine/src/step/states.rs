@@ -16,12 +16,15 @@ pub(super) struct Stay {
 }
 
 impl<'a> Run<'a> {
-    /// Enters the first state of a new task.
-    pub(super) fn begin(&mut self, event: &Event, initial: StateIndex) -> Result<(), String> {
+    /// Enters the first state of a new task. Its first record has all of its data.
+    pub(super) fn begin(&mut self, event: &Event, initial: StateIndex, reason: Option<String>) -> Result<(), String> {
+        self.changed.extend(self.task.data.as_object().into_iter().flatten().map(|(key, _)| key.clone()));
+        self.has_counted = !self.task.counters.is_empty();
+        self.new_version = Some(self.definition.version);
         let mut done = Vec::new();
         let ends = self.enter(event, None, initial, &mut done)?;
         let to = Some(self.task.state());
-        self.record_from(String::new(), event, Outcome::Applied, to, done, None);
+        self.record_from(String::new(), event, Outcome::Applied, to, done, reason);
         self.end_if(ends);
         Ok(())
     }
@@ -97,7 +100,7 @@ impl<'a> Run<'a> {
     }
 
     /// Enters the states from below `around` to `target`, and from there the first inner ones.
-    fn enter(
+    pub(super) fn enter(
         &mut self,
         event: &Event,
         around: Option<StateIndex>,
@@ -113,7 +116,7 @@ impl<'a> Run<'a> {
             self.task.epoch += 1;
             let active = Active { state: state.name.clone(), epoch: self.task.epoch, since: self.now };
             self.task.active.push(active);
-            let entry: Vec<&Action> = state.entry.iter().collect();
+            let entry: Vec<&Action> = state.entry.iter().filter(|_| !self.skips_entry).collect();
             let stay = Stay { state: state.name.clone(), epoch: self.task.epoch };
             done.extend(self.perform(event, &entry, &stay)?);
             self.start_timers(index);
@@ -125,7 +128,7 @@ impl<'a> Run<'a> {
         Ok(self.definition.states[innermost].ends)
     }
 
-    fn end_if(&mut self, ends: Option<Ending>) {
+    pub(super) fn end_if(&mut self, ends: Option<Ending>) {
         if let Some(ending) = ends {
             self.end(Status::from(ending));
         }
@@ -147,6 +150,7 @@ impl<'a> Run<'a> {
                         .collect();
                     for (key, value) in computed? {
                         done.push(format!("set {key}"));
+                        self.changed.insert(key.clone());
                         self.task.data[key] = value;
                     }
                     check_size(self.definition, &self.task.data)?;

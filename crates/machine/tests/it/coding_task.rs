@@ -104,7 +104,22 @@ fn feedback_returns_to_the_code_with_or_without_a_language_model() {
         let feedback = trial.last_payload("tarea.enviar_feedback");
         assert_eq!(feedback["sessionId"], "s1");
         assert!(feedback["promptCorreccion"].as_str().unwrap().contains(expected), "{feedback}");
+        assert_eq!(trial.task.data["correccion"], feedback["promptCorreccion"], "the task keeps what it asked for");
+        assert_eq!(feedback["repositorioOrigen"], request()["repositorioOrigen"]);
     }
+}
+
+#[test]
+fn a_service_that_cannot_do_its_part_ends_the_task_with_its_reason() {
+    let definition = coding_task();
+    for state in ["PLANIFICANDO", MONITORED, "PROBANDO_INTEGRACION"] {
+        let mut trial = bring_to(&definition, state);
+        trial.event("resultado.error", json!({"motivo": "no such repository"}));
+        assert_eq!(trial.task.state(), "FALLIDA_INFRAESTRUCTURA", "{state}");
+        assert_eq!(trial.task.data["error"], "no such repository");
+    }
+    let mut trial = bring_to(&definition, "ESPERANDO_APROBACION_PLAN");
+    assert_eq!(trial.event("resultado.error", json!({"motivo": "late"})), Outcome::Ignored);
 }
 
 #[test]
@@ -133,8 +148,8 @@ fn a_denied_plan_is_made_again_with_the_comment_but_not_for_ever() {
     let mut trial = bring_to(&definition, "ESPERANDO_APROBACION_PLAN");
     for round in 1..=3 {
         let comment = Some(format!("smaller steps {round}"));
-        let (actor, groups) = ("key:bob".to_owned(), Vec::new());
-        trial.apply(faena_machine::Input::Decision { actor, groups, approve: false, hash: None, comment });
+        let caller = "key:bob".into();
+        trial.apply(faena_machine::Input::Decision { caller, approve: false, hash: None, comment });
         if round < 3 {
             assert_eq!(trial.task.state(), "PLANIFICANDO");
             let prompt = trial.last_payload("tarea.generar_plan")["prompt"].as_str().unwrap().to_owned();
@@ -156,7 +171,9 @@ fn only_an_explicit_no_skips_the_approval() {
     let mut trial = Trial::new(&definition, data);
     trial.event("resultado.plan_generado", json!({"planId": "p1", "plan": "x"}));
     assert_eq!(trial.task.state(), "EJECUTANDO_CODIGO.INICIANDO");
-    assert_eq!(trial.last_payload("tarea.aprobar_plan"), json!({"planId": "p1"}));
+    let approval = trial.last_payload("tarea.aprobar_plan");
+    assert_eq!((&approval["planId"], &approval["plan"]), (&json!("p1"), &json!("x")));
+    assert_eq!(approval["repositorioOrigen"], request()["repositorioOrigen"], "the smith can start anywhere");
 }
 
 #[test]
@@ -262,6 +279,7 @@ fn every_state_has_a_defined_outcome_for_every_event() {
         "resultado.pr_generada" | "tarea.probar_integracion" => json!({"pullRequestUrl": "u"}),
         "resultado.integracion_finalizada" => json!({"exito": true, "log": "fine"}),
         "tarea.enviar_feedback" => json!({"sessionId": "s1", "promptCorreccion": "x"}),
+        "resultado.error" => json!({"motivo": "no such repository"}),
         _ => json!({"sessionId": "s1", "estado": "2"}),
     };
     let mut table = String::new();

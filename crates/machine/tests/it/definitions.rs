@@ -14,11 +14,24 @@ fn findings(text: &str) -> Vec<(u64, String)> {
     findings.into_iter().map(|finding| (finding.place.line, finding.to_string())).collect()
 }
 
+const END: &str = "  Z: {final: true}\n";
+const LIMITED: &str = "deadline: {total: 1h, to: Z}";
+
+/// Each definition with these states has a fault in this line that contains this text.
+fn assert_faults(cases: impl IntoIterator<Item = (String, u64, &'static str)>) {
+    for (states, line, part) in cases {
+        let found = findings(&with_states(&states));
+        assert!(
+            found.iter().any(|(at, message)| *at == line && message.contains(part)),
+            "{part} at {line}: {found:#?}"
+        );
+    }
+}
+
 #[test]
 fn every_fault_is_refused_with_its_line() {
-    let end = "  Z: {final: true}\n";
-    let limited = "deadline: {total: 1h, to: Z}";
-    for (states, line, part) in [
+    let (end, limited) = (END, LIMITED);
+    assert_faults([
         (format!("  A:\n    {limited}\n    on: {{go: B}}\n{end}"), 8, "there is no state \"B\""),
         (format!("  A:\n    {limited}\n    on: {{jump: Z}}\n{end}"), 8, "\"jump\" is not declared"),
         (
@@ -37,7 +50,7 @@ fn every_fault_is_refused_with_its_line() {
             format!(
                 "  A:\n    deadline: {{silence: 3m, to: Z}}\n    poll: {{every: 2m, emit: go}}\n    on: {{go: Z}}\n{end}"
             ),
-            6,
+            8,
             "at least twice",
         ),
         (format!("  A:\n    {limited}\n    on: {{go: {{if: \"1 +\", to: Z}}}}\n{end}"), 8, "not a valid expression"),
@@ -47,14 +60,14 @@ fn every_fault_is_refused_with_its_line() {
             8,
             "not declared under \"counters\"",
         ),
-        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, emit: news}}}}\n{end}"), 6, "emits \"news\""),
+        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, emit: news}}}}\n{end}"), 8, "\"news\" is not declared"),
         (format!("  A:\n    {limited}\n    deadlines: 5\n    on: {{go: Z}}\n{end}"), 8, "unknown key \"deadlines\""),
         (format!("  A:\n    deadline: {{total: soon, to: Z}}\n    on: {{go: Z}}\n{end}"), 7, "must be a duration"),
         (format!("  A:\n    deadline: {{total: 1h}}\n    on: {{go: Z}}\n{end}"), 7, "\"to\" is missing"),
         (format!("  A:\n    {limited}\n    on: {{go: {{approve: true}}, back: Z}}\n{end}"), 8, "this state has none"),
         (
             format!("  A:\n    {limited}\n    approval: {{subject: ctx}}\n    on: {{approval.granted: Z}}\n{end}"),
-            6,
+            8,
             "\"approval.denied\"",
         ),
         (
@@ -94,14 +107,65 @@ fn every_fault_is_refused_with_its_line() {
             9,
             "only a state with \"final: true\"",
         ),
-    ] {
-        let text = with_states(&states);
-        let found = findings(&text);
-        assert!(
-            found.iter().any(|(at, message)| *at == line && message.contains(part)),
-            "{part} at {line}: {found:#?}"
-        );
-    }
+    ]);
+}
+
+#[test]
+fn a_fault_deep_inside_a_state_is_refused_with_its_own_line() {
+    let (end, limited) = (END, LIMITED);
+    assert_faults([
+        (format!("  A:\n    deadline: {{total: 1h, to: B}}\n    on: {{go: Z}}\n{end}"), 7, "there is no state \"B\""),
+        (format!("  A:\n    {limited}\n    on:\n      jump:\n        - to: Z\n{end}"), 9, "\"jump\" is not declared"),
+        (
+            format!("  A:\n    {limited}\n    on: {{go: Z}}\n    unexpected:\n      jump: ignore\n{end}"),
+            10,
+            "\"jump\" is not declared",
+        ),
+        (
+            format!("  A:\n    {limited}\n    on:\n      go: Z\n      timer.late: Z\n{end}"),
+            10,
+            "\"timer.late\" is not an event of Faena in this machine",
+        ),
+        (
+            format!("  A:\n    {limited}\n    on:\n      go: Z\n      job.send.completed: Z\n{end}"),
+            10,
+            "\"job.send.completed\" is not an event of Faena in this machine",
+        ),
+        (
+            format!("  A:\n    forever: true\n    on:\n      go: {{to: A}}\n      back: Z\n{end}"),
+            6,
+            "come back to this state for ever, through A",
+        ),
+        (
+            format!(
+                "  A:\n    deadline: {{total: 1h, to: Z}}\n    poll: {{every: 10ms, emit: go}}\n    on: {{go: Z}}\n{end}"
+            ),
+            8,
+            "must be at least 1s",
+        ),
+        (
+            format!(
+                "  A:\n    {limited}\n    entry:\n      - set: {{x: 1}}\n      - {{emit: go, data: {{x: 1 + 'a'}}}}\n    on: {{go: Z}}\n{end}"
+            ),
+            10,
+            "+ compares or joins a number and text",
+        ),
+        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, exceeded: Z}}}}\n{end}"), 8, "belongs to loop"),
+        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, emit: go, name: x}}}}\n{end}"), 8, "belongs to job"),
+        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, data: 1}}}}\n{end}"), 8, "belongs to emit, job or llm"),
+        (
+            format!("  A:\n    {limited}\n    timers: {{x: {{after: 1h, every: 1h}}}}\n    on: {{go: Z}}\n{end}"),
+            8,
+            "either \"after\" or \"every\"",
+        ),
+        (
+            format!(
+                "  A:\n    {limited}\n    on: {{go: Z}}\n    initial: B\n    states:\n      B:\n        on: {{back: C}}\n{end}"
+            ),
+            12,
+            "there is no state \"C\"",
+        ),
+    ]);
 }
 
 #[test]
@@ -110,6 +174,96 @@ fn all_faults_are_reported_at_once_in_the_order_of_the_text() {
     let lines: Vec<u64> = found.iter().map(|(line, _)| *line).collect();
     assert!(found.len() >= 5, "{found:#?}");
     assert!(lines.is_sorted(), "{found:#?}");
+}
+
+/// One fault of each kind that SPEC's validator knows, and some that only the reader sees, in one definition.
+const MANY_FAULTS: &str = "machine: m
+version: 1
+start: begin
+input: {type: object, properties: {count: {type: integer}}}
+events:
+  go: {}
+  back: {}
+  alive: {heartbeat: true, progress: event.state + 1, schema: {properties: {state: {type: string}}}}
+counters: {rounds: {max: 3, exceeded: Z}}
+initial: A
+states:
+  A:
+    forever: true
+    on:
+      go: B
+      alive: {if: ctx.count, to: E}
+  B:
+    forever: true
+    on: {back: A, go: {to: C, loop: turns}}
+  C:
+    deadline: {silence: 3m, to: Z}
+    poll: {every: 2m, emit: go}
+    on: {go: D}
+  D:
+    on: {go: Z}
+  E:
+    deadline: {total: 1h, to: Z}
+    on: {go: {if: size(event) > 1, to: G}}
+  G: {}
+  H:
+    forever: true
+    on: {go: Z}
+  Y:
+    deadline: {total: soon, to: Z}
+    on: {go: {to: Z, set: {x: 1 +}}}
+  Z: {final: true}
+";
+
+#[test]
+fn faults_of_every_kind_are_found_in_one_run() {
+    let found = findings(MANY_FAULTS);
+    for (line, part) in [
+        (3, "start: \"begin\" is not declared"),
+        (8, "events.alive.progress: "),
+        (12, "come back to this state for ever, through A, B"),
+        (16, "a condition must be true or false"),
+        (19, "counts \"turns\""),
+        (22, "at least twice"),
+        (24, "could wait here for ever"),
+        (29, "could never leave this state"),
+        (30, "no transition leads to this state"),
+        (34, "must be a duration"),
+        (35, "not a valid expression"),
+    ] {
+        assert!(
+            found.iter().any(|(at, message)| *at == line && message.contains(part)),
+            "{part} at {line}: {found:#?}"
+        );
+    }
+    let spurious = ["E", "B", "C", "Z"].map(|state| format!("states.{state}: no transition"));
+    assert!(!found.iter().any(|(_, message)| spurious.iter().any(|part| message.contains(part))), "{found:#?}");
+}
+
+#[test]
+fn a_counter_limits_a_cycle_only_if_the_cycle_does_not_reset_it() {
+    let text = |on_b: &str, exceeded: &str| {
+        format!(
+            "machine: m\nversion: 1\nevents: {{go: {{}}, back: {{}}, end: {{}}}}\n\
+             counters: {{n: {{max: 3, exceeded: {exceeded}}}}}\ninitial: A\nstates:\n  \
+             A: {{forever: true, on: {{go: {{to: B, loop: n}}, end: Z}}}}\n  \
+             B: {{forever: true, on: {{{on_b}}}}}\n  Z: {{final: true}}\n"
+        )
+    };
+    definition(&text("back: A", "Z"));
+    for (on_b, exceeded) in [("back: {to: A, reset: n}", "Z"), ("back: A", "B")] {
+        let found = findings(&text(on_b, exceeded));
+        assert!(found.iter().any(|(line, message)| *line == 7 && message.contains("for ever")), "{found:#?}");
+    }
+}
+
+#[test]
+fn the_state_beyond_the_limits_is_final() {
+    let text = "machine: m\nversion: 1\nlimits: {lifetime: 1d, to: A}\nevents: {go: {}}\ninitial: A\nstates:\n  \
+                A: {forever: true, on: {go: Z}}\n  Z: {final: true}\n";
+    let found = findings(text);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].0 == 3 && found[0].1.contains("limits.to: must be a final state"), "{found:#?}");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn apply(trial: &mut Trial<'_>, definition: &Definition, act: &Act) {
                 let kind = format!("job.{}.{}", job.name, if *ok { "completed" } else { "failed" });
                 let payload = json!({"result": {"text": "fix"}});
                 let (id, actor) = (String::new(), "system:jobs".to_owned());
-                let event = Event { id, kind, payload, actor, groups: vec![], at: trial.now };
+                let event = Event { id, kind, payload, actor, decider: None, at: trial.now };
                 trial.apply(Input::JobEnded { state: job.state, epoch: job.epoch, event });
             }
         }
@@ -107,6 +107,8 @@ proptest! {
                 Status::Paused => prop_assert!(task.paused_at.is_some()),
                 _ => prop_assert!(task.timers.is_empty() && task.deferred.is_empty() && task.approval.is_none()),
             }
+            prop_assert_eq!(faena_machine::faults(&definition, task), Vec::<String>::new());
+            prop_assert_eq!(faena_machine::with_timers(&definition, task, trial.now), None);
             for (name, count) in &task.counters {
                 prop_assert!(*count <= definition.counters[name].max);
             }

@@ -223,7 +223,7 @@ counters: {rounds: 3}
         kind: "job.mail.completed".into(),
         payload: json!({"result": result}),
         actor: "system:jobs".into(),
-        groups: vec![],
+        decider: None,
         at: START,
     };
     let stale = trial.apply(Input::JobEnded { state: first.state, epoch: first.epoch, event: event(1) });
@@ -262,7 +262,7 @@ fn a_step_changes_neither_the_task_nor_the_result_of_the_same_step() {
         kind: "try".into(),
         payload: json!({"n": 20}),
         actor: "key:x".into(),
-        groups: vec![],
+        decider: None,
         at: START,
     };
     let one = step(&definition, &trial.task, Input::Event(event.clone()), START);

@@ -1,7 +1,7 @@
 //! A task on a clock that the test moves.
 
 use faena_domain::Timestamp;
-use faena_machine::{BUILT_IN, Definition, Effect, Event, Input, Outcome, Record, Step, Task, create, step};
+use faena_machine::{BUILT_IN, Caller, Definition, Effect, Event, Input, Outcome, Record, Step, Task, create, step};
 use serde_json::{Value, json};
 
 pub const START: Timestamp = Timestamp::from_ms(1_800_000_000_000);
@@ -17,6 +17,22 @@ pub fn coding_task() -> Definition {
     definition(BUILT_IN[0].1)
 }
 
+pub fn caller(actor: &str, groups: &[&str]) -> Caller {
+    Caller { groups: groups.iter().map(ToString::to_string).collect(), ..Caller::from(actor) }
+}
+
+/// The machines in `examples/machines`.
+pub const EXAMPLES: [&str; 3] = ["order-saga", "onboarding", "content-review"];
+
+pub fn example_text(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/machines");
+    std::fs::read_to_string(format!("{folder}/{name}.yaml")).expect("the example is there")
+}
+
+pub fn example(name: &str) -> Definition {
+    definition(&example_text(name))
+}
+
 /// A task with everything that its steps did.
 pub struct Trial<'a> {
     pub definition: &'a Definition,
@@ -24,7 +40,7 @@ pub struct Trial<'a> {
     pub now: Timestamp,
     pub records: Vec<Record>,
     pub effects: Vec<Effect>,
-    ids: u32,
+    pub ids: u32,
 }
 
 impl<'a> Trial<'a> {
@@ -49,13 +65,13 @@ impl<'a> Trial<'a> {
     pub fn event_from(&mut self, actor: &str, kind: &str, payload: Value) -> Step {
         self.ids += 1;
         let id = format!("event-{}", self.ids);
-        let event = Event { id, kind: kind.into(), payload, actor: actor.into(), groups: Vec::new(), at: self.now };
+        let decider = Some(Caller::from(actor));
+        let event = Event { id, kind: kind.into(), payload, actor: actor.into(), decider, at: self.now };
         self.apply(Input::Event(event))
     }
 
     pub fn decide(&mut self, actor: &str, groups: &[&str], approve: bool) -> Step {
-        let groups = groups.iter().map(ToString::to_string).collect();
-        self.apply(Input::Decision { actor: actor.into(), groups, approve, hash: None, comment: None })
+        self.apply(Input::Decision { caller: caller(actor, groups), approve, hash: None, comment: None })
     }
 
     /// Lets time pass, and fires every timer at its time.
@@ -76,7 +92,7 @@ impl<'a> Trial<'a> {
         let job = job.expect("the job was submitted");
         let kind = format!("job.{name}.{end}");
         let event =
-            Event { id: String::new(), kind, payload, actor: "system:jobs".into(), groups: vec![], at: self.now };
+            Event { id: String::new(), kind, payload, actor: "system:jobs".into(), decider: None, at: self.now };
         self.apply(Input::JobEnded { state: job.state, epoch: job.epoch, event })
     }
 

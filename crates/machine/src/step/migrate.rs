@@ -1,0 +1,125 @@
+//! Moves a task to another version of its machine.
+//!
+//! The task leaves its states without their exit actions and enters the mapped state of the other version. Its epoch grows, so that
+//! timers, approvals and jobs of before are stale. Data, history and age stay.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use faena_domain::Timestamp;
+
+use super::{Run, Step, check_size, unchanged};
+use crate::{
+    definition::{Definition, StateIndex},
+    task::{Event, Outcome, Status, Task, TimerKind},
+};
+
+/// How tasks of one version move to another.
+#[derive(Clone, Debug)]
+pub struct Migration {
+    pub from: u32,
+    /// The version that tasks move to.
+    pub definition: Arc<Definition>,
+    /// New states by old ones. A state that is not here keeps its name.
+    pub states: BTreeMap<String, String>,
+    /// Whether the entry actions of the new state run.
+    pub runs_entry: bool,
+    pub actor: String,
+}
+
+impl Migration {
+    /// Returns the faults of the map: the name of the old state, and what is wrong.
+    pub fn check(&self, from: &Definition) -> Vec<(String, String)> {
+        let mut faults = Vec::new();
+        for (old, new) in &self.states {
+            if from.state(last(old)).is_none() {
+                faults.push((old.clone(), format!("version {} has no state \"{old}\"", from.version)));
+            }
+            if self.definition.state(last(new)).is_none() {
+                faults.push((old.clone(), format!("version {} has no state \"{new}\"", self.definition.version)));
+            }
+        }
+        faults
+    }
+
+    /// Returns the state that a task in `state` moves to. The map of an inner state comes before that of the state around it.
+    pub fn target(&self, state: &str) -> Result<StateIndex, String> {
+        let mut names: Vec<&str> = state.split('.').collect();
+        names.reverse();
+        let named = |name: &str| self.states.iter().find(|(old, _)| last(old) == name).map(|(_, new)| last(new));
+        let target = names.iter().find_map(|name| named(name)).unwrap_or_else(|| last(state));
+        self.definition
+            .state(target)
+            .ok_or_else(|| format!("version {} has no state {target}; add {state} to the map", self.definition.version))
+    }
+
+    /// Moves a task, or says why it stays as it is.
+    pub(super) fn apply(&self, from: &Definition, task: &Task, now: Timestamp) -> Step {
+        let refuse = |reason: String| unchanged(task, Outcome::Rejected, Some(reason));
+        if task.status.has_ended() {
+            return refuse("the task has ended".to_owned());
+        }
+        if from.version != self.from || from.machine != self.definition.machine {
+            return refuse(format!("the task has version {} of {}", from.version, from.machine));
+        }
+        let target = match self.target(&task.state()) {
+            Ok(target) => target,
+            Err(reason) => return refuse(reason),
+        };
+        let mut run = Run::new(&self.definition, task, now);
+        match run.migrate(self, from, target) {
+            Ok(()) => run.finish(Outcome::Applied, None),
+            Err(reason) => refuse(reason),
+        }
+    }
+}
+
+/// A path of nested states means its last one.
+fn last(state: &str) -> &str {
+    state.rsplit('.').next().unwrap_or(state)
+}
+
+impl Run<'_> {
+    fn migrate(&mut self, migration: &Migration, from: &Definition, target: StateIndex) -> Result<(), String> {
+        check_size(self.definition, &self.task.data)?;
+        let event = self.own_event("task.migrated", &migration.actor);
+        let (state, version) = (self.task.state(), self.definition.version);
+        self.task.active.clear();
+        self.task.approval = None;
+        self.move_lifetime(from);
+        let counters = self.task.counters.len();
+        self.task.counters.retain(|name, _| self.definition.counters.contains_key(name));
+        self.has_counted = self.task.counters.len() != counters;
+        let deferred = std::mem::take(&mut self.task.deferred);
+        let (kept, unknown): (Vec<Event>, Vec<Event>) =
+            deferred.into_iter().partition(|event| self.check_event(event).is_ok());
+        self.task.deferred = kept;
+        self.skips_entry = !migration.runs_entry;
+        let mut done = Vec::new();
+        let ends = self.enter(&event, None, target, &mut done)?;
+        self.skips_entry = false;
+        self.new_version = Some(version);
+        let reason = format!("from version {} to {version}", migration.from);
+        let to = Some(self.task.state());
+        self.record_from(state, &event, Outcome::Applied, to, done, Some(reason));
+        for event in unknown {
+            let reason = format!("version {version} does not accept it");
+            self.record(&event, Outcome::Ignored, None, Vec::new(), Some(reason));
+        }
+        self.end_if(ends);
+        self.settle()
+    }
+
+    /// Drops the timers of states. The task keeps its age: only the limit may be another one.
+    fn move_lifetime(&mut self, from: &Definition) {
+        let longer_ms = self.definition.limits.lifetime_ms - from.limits.lifetime_ms;
+        // The pause so far is over for the timers of the new state, which start now; the lifetime has to wait for it.
+        let paused_ms = match (self.task.status, &mut self.task.paused_at) {
+            (Status::Paused, Some(paused_at)) => self.now.ms_since(std::mem::replace(paused_at, self.now)).max(0),
+            _ => 0,
+        };
+        self.task.timers.retain(|timer| timer.kind == TimerKind::Lifetime);
+        for timer in &mut self.task.timers {
+            timer.due = timer.due.plus_ms(longer_ms.saturating_add(paused_ms));
+        }
+    }
+}
