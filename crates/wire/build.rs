@@ -1,10 +1,11 @@
 //! Generates Rust from the `.proto` files, without an installed protoc.
 
 #[cfg(feature = "grpc")]
-const FILES: [&str; 4] = [
+const FILES: [&str; 5] = [
     "faena/v1/event_service.proto",
     "faena/v1/job_service.proto",
     "faena/v1/schedule_service.proto",
+    "faena/v1/task_service.proto",
     "faena/v1/worker_service.proto",
 ];
 

@@ -12,6 +12,8 @@ pub struct Access {
     scopes: Arc<[KeyScope]>,
     /// `None`: all queues.
     queues: Option<Arc<[String]>>,
+    /// Groups of the caller, which may decide about approvals of tasks.
+    groups: Arc<[String]>,
     is_own_worker: bool,
 }
 
@@ -27,17 +29,28 @@ pub enum AccessError {
 impl Access {
     /// Full access, for callers that need no key.
     pub fn full(actor: &str) -> Access {
-        Access { actor: actor.into(), key: None, scopes: [KeyScope::Admin].into(), queues: None, is_own_worker: false }
+        Access::without_key(actor, KeyScope::Admin)
+    }
+
+    fn without_key(actor: &str, scope: KeyScope) -> Access {
+        Access {
+            actor: actor.into(),
+            key: None,
+            scopes: [scope].into(),
+            queues: None,
+            groups: [].into(),
+            is_own_worker: false,
+        }
     }
 
     /// Access of a person whom a reverse proxy has authenticated.
-    pub fn of_person(name: &str) -> Access {
-        Access::full(&format!("user {name}"))
+    pub fn of_person(name: &str, groups: Vec<String>) -> Access {
+        Access { groups: groups.into(), ..Access::full(&format!("user {name}")) }
     }
 
     /// Access of a worker process that this server has started.
     pub fn of_own_worker() -> Access {
-        Access { actor: "pool".into(), key: None, scopes: [KeyScope::Worker].into(), queues: None, is_own_worker: true }
+        Access { is_own_worker: true, ..Access::without_key("pool", KeyScope::Worker) }
     }
 
     pub fn of_key(key: &ApiKey) -> Access {
@@ -46,6 +59,7 @@ impl Access {
             key: Some(key.id),
             scopes: key.scopes.as_slice().into(),
             queues: key.queues.as_deref().map(Into::into),
+            groups: key.groups.as_slice().into(),
             is_own_worker: false,
         }
     }
@@ -57,6 +71,17 @@ impl Access {
 
     pub fn key(&self) -> Option<ApiKeyId> {
         self.key
+    }
+
+    /// Returns what identifies the caller: the id of its key, which neither a rotation nor another key with the same name
+    /// changes, or the name of a caller without a key.
+    pub fn identity(&self) -> String {
+        self.key.map_or_else(|| self.actor.to_string(), |id| format!("key:{id}"))
+    }
+
+    /// Returns the groups that the caller belongs to.
+    pub fn groups(&self) -> &[String] {
+        &self.groups
     }
 
     /// Returns whether the caller is a worker process that this server has started.
@@ -80,6 +105,15 @@ impl Access {
         } else {
             Err(AccessError::Forbidden(format!("this API key needs the scope \"{needed}\"")))
         }
+    }
+
+    /// Checks that the caller has one of these scopes.
+    pub fn require_any(&self, needed: &[KeyScope]) -> Result<(), AccessError> {
+        if needed.iter().any(|scope| self.require(*scope).is_ok()) {
+            return Ok(());
+        }
+        let names: Vec<String> = needed.iter().map(|scope| format!("\"{scope}\"")).collect();
+        Err(AccessError::Forbidden(format!("this API key needs the scope {}", names.join(" or "))))
     }
 
     /// Checks that the caller may use a queue.
@@ -108,7 +142,13 @@ mod tests {
 
     fn key(scopes: &[KeyScope], queues: Option<&[&str]>) -> Access {
         let queues = queues.map(|names| names.iter().map(|name| (*name).into()).collect());
-        let new = NewApiKey { name: "ci".into(), scopes: scopes.to_vec(), queues, expires_at: None };
+        let new = NewApiKey {
+            name: "ci".into(),
+            scopes: scopes.to_vec(),
+            queues,
+            groups: vec!["reviewers".into()],
+            expires_at: None,
+        };
         let text = ApiKeyText::from_random([1; 12], [2; 43]);
         Access::of_key(&StoredApiKey::new(new, &text, "ana", Timestamp::from_ms(0)).key)
     }
@@ -120,6 +160,21 @@ mod tests {
         let error = read.require(KeyScope::Write);
         assert_eq!(error, Err(AccessError::Forbidden("this API key needs the scope \"write\"".into())));
         assert_eq!(read.actor(), "key ci (bbbbbbbbbbbb)");
+        assert_eq!(read.require_any(&[KeyScope::Write, KeyScope::Read]), Ok(()));
+        let error = read.require_any(&[KeyScope::Write, KeyScope::Worker]);
+        let message = "this API key needs the scope \"write\" or \"worker\"";
+        assert_eq!(error, Err(AccessError::Forbidden(message.into())));
+    }
+
+    #[test]
+    fn keys_with_the_same_name_are_different_callers() {
+        let (one, two) = (key(&[KeyScope::Write], None), key(&[KeyScope::Write], None));
+        assert_eq!((one.actor(), one.groups()), (two.actor(), two.groups()));
+        assert_ne!(one.identity(), two.identity());
+        assert_eq!(
+            (Access::full("loopback").identity().as_str(), Access::full("loopback").groups().len()),
+            ("loopback", 0)
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use faena_domain::{ApiKeyText, StoredApiKey, Timestamp};
+use faena_domain::{ApiKeyText, StoredApiKey, Timestamp, parse_groups};
 use ipnet::IpNet;
 
 use crate::{Access, AccessError, new_key_text};
@@ -14,6 +14,8 @@ pub struct Policy {
     pub allow_anonymous: bool,
     /// Header in which a reverse proxy names the person it has authenticated.
     pub trusted_header: Option<String>,
+    /// Header in which a reverse proxy names the groups of that person, separated by commas.
+    pub trusted_groups_header: Option<String>,
     /// Addresses of reverse proxies whose headers are believed.
     pub trusted_proxies: Vec<IpNet>,
     /// Token of the worker processes that this server starts. It is created at start and never stored.
@@ -55,6 +57,8 @@ pub struct Credentials<'a> {
     pub key: Option<&'a str>,
     /// Value of the trusted header.
     pub person: Option<&'a str>,
+    /// Value of the trusted header of groups.
+    pub groups: Option<&'a str>,
 }
 
 const NO_KEY: &str = "an API key is required; send it as \"Authorization: Bearer fna_…\"";
@@ -82,7 +86,8 @@ impl Policy {
             && self.trusted_header.is_some()
             && self.is_trusted_proxy(presented.peer)
         {
-            return Ok(Access::of_person(name));
+            let groups = presented.groups.filter(|_| self.trusted_groups_header.is_some());
+            return Ok(Access::of_person(name, parse_groups(groups.unwrap_or_default())));
         }
         let is_local = presented.peer.is_none_or(|peer| peer.to_canonical().is_loopback());
         match presented.peer {
@@ -126,13 +131,14 @@ mod tests {
     fn keys() -> HashMap<String, StoredApiKey> {
         let text = text();
         let expires_at = Some(Timestamp::from_ms(2_000));
-        let new = NewApiKey { name: "ci".into(), scopes: vec![KeyScope::Read], queues: None, expires_at };
+        let new =
+            NewApiKey { name: "ci".into(), scopes: vec![KeyScope::Read], queues: None, groups: vec![], expires_at };
         let stored = StoredApiKey::new(new, &text, "ana", Timestamp::from_ms(0));
         HashMap::from([(text.lookup().to_owned(), stored)])
     }
 
     fn from(peer: &str) -> Credentials<'static> {
-        Credentials { peer: Some(peer.parse().expect("an address")), key: None, person: None }
+        Credentials { peer: Some(peer.parse().expect("an address")), key: None, person: None, groups: None }
     }
 
     fn actor(result: Result<Access, AccessError>) -> String {
@@ -199,5 +205,29 @@ mod tests {
         );
         policy.trusted_header = None;
         assert!(actor(policy.access(presented, &keys(), NOW)).starts_with("401"), "the header is off by default");
+    }
+
+    #[test]
+    fn the_groups_of_a_person_count_from_a_trusted_proxy_only() {
+        let mut policy = Policy {
+            allow_anonymous: true,
+            trusted_header: Some("x-user".into()),
+            trusted_proxies: vec!["10.0.0.0/24".parse().expect("a network")],
+            ..Policy::default()
+        };
+        let presented = |peer, person| Credentials { person, groups: Some("reviewers, staff"), ..from(peer) };
+        let groups = |policy: &Policy, peer, person| {
+            let access = policy.access(presented(peer, person), &keys(), NOW).expect("access");
+            access.groups().to_vec()
+        };
+        assert_eq!(groups(&policy, "10.0.0.7", Some("ana")), [""; 0], "the header is off by default");
+        policy.trusted_groups_header = Some("x-groups".into());
+        assert_eq!(groups(&policy, "10.0.0.7", Some("ana")), ["reviewers", "staff"]);
+        assert_eq!(groups(&policy, "10.0.0.7", None), [""; 0], "without a person");
+        assert_eq!(groups(&policy, "10.0.1.7", Some("ana")), [""; 0], "not a trusted proxy");
+        let text = text();
+        let with_key = Credentials { key: Some(text.reveal()), ..presented("10.0.0.7", Some("ana")) };
+        let access = policy.access(with_key, &keys(), NOW).expect("the key decides alone");
+        assert_eq!(access.groups(), [""; 0], "a key has its own groups");
     }
 }

@@ -137,6 +137,9 @@ pub struct ApiKey {
     pub scopes: Vec<KeyScope>,
     /// Queues that the key is restricted to. `null`: all queues.
     pub queues: Option<Vec<String>>,
+    /// Groups that the key belongs to. The approvals of tasks name the groups that may decide.
+    #[serde(default)]
+    pub groups: Vec<String>,
     pub created_at: Timestamp,
     pub created_by: String,
     pub expires_at: Option<Timestamp>,
@@ -183,6 +186,7 @@ impl StoredApiKey {
             name: new.name,
             scopes: new.scopes,
             queues: new.queues,
+            groups: new.groups,
             created_at: now,
             created_by: created_by.into(),
             expires_at: new.expires_at,
@@ -209,7 +213,27 @@ pub struct NewApiKey {
     pub name: String,
     pub scopes: Vec<KeyScope>,
     pub queues: Option<Vec<String>>,
+    pub groups: Vec<String>,
     pub expires_at: Option<Timestamp>,
+}
+
+/// Groups that a caller may belong to.
+const MAX_GROUPS: usize = 50;
+
+/// Parses groups that are separated by commas, as a reverse proxy names them in a header. What is not the name of a group is left out.
+pub fn parse_groups(text: &str) -> Vec<String> {
+    let names = text.split(',').map(|name| name.trim_matches([' ', '\t'])).filter(|name| is_group(name));
+    let mut groups: Vec<String> = names.take(MAX_GROUPS).map(str::to_owned).collect();
+    groups.sort();
+    groups.dedup();
+    groups
+}
+
+/// Returns whether a text can be the name of a group. It has no comma, because lists of groups are separated by commas.
+fn is_group(name: &str) -> bool {
+    let mut errors = Vec::new();
+    check_text(&mut errors, "", name, 100);
+    errors.is_empty() && !name.contains(',') && name.trim_matches(' ') == name
 }
 
 impl NewApiKey {
@@ -223,8 +247,11 @@ impl NewApiKey {
         scopes.sort();
         scopes.dedup();
         let queues = fields.take("queues", "a list of queue names");
+        let mut groups: Vec<String> = fields.list("groups", "a list of names of groups");
+        groups.sort();
+        groups.dedup();
         let expires_at = fields.time("expiresAt");
-        let new = NewApiKey { name: name.unwrap_or_default(), scopes, queues, expires_at };
+        let new = NewApiKey { name: name.unwrap_or_default(), scopes, queues, groups, expires_at };
         let mut errors = fields.finish();
         let found = new.check(now).into_iter().filter(|found| errors.iter().all(|error| error.path != found.path));
         let found: Vec<FieldError> = found.collect();
@@ -261,6 +288,16 @@ impl NewApiKey {
                 errors.push(FieldError::new("queues", "an admin key cannot be restricted to queues"));
             }
         }
+        if self.groups.len() > MAX_GROUPS {
+            errors.push(FieldError::new("groups", format!("must have at most {MAX_GROUPS} names")));
+        }
+        for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| !is_group(group)) {
+            let message = "must have 1 to 100 characters, without a comma, control characters, and blanks at its ends";
+            errors.push(FieldError::new(
+                format!("groups[{index}]"),
+                format!("{message}, is \"{}\"", group.escape_debug()),
+            ));
+        }
         if self.expires_at.is_some_and(|at| at <= now) {
             errors.push(FieldError::new("expiresAt", "must be in the future"));
         }
@@ -277,7 +314,13 @@ mod tests {
     }
 
     fn stored(text: &ApiKeyText) -> StoredApiKey {
-        let new = NewApiKey { name: "ci".into(), scopes: vec![KeyScope::Write], queues: None, expires_at: None };
+        let new = NewApiKey {
+            name: "ci".into(),
+            scopes: vec![KeyScope::Write],
+            queues: None,
+            groups: vec![],
+            expires_at: None,
+        };
         StoredApiKey::new(new, text, "loopback", Timestamp::from_ms(0))
     }
 
@@ -341,9 +384,23 @@ mod tests {
             name: String::new(),
             scopes: vec![KeyScope::Admin],
             queues: Some(vec![String::new()]),
+            groups: ["ok", "a,b", "", " blank", "line\nbreak"].map(String::from).to_vec(),
             expires_at: Some(Timestamp::from_ms(1)),
         };
         let paths: Vec<String> = key.check(Timestamp::from_ms(1)).into_iter().map(|error| error.path).collect();
-        assert_eq!(paths, ["name", "queues[0]", "queues", "expiresAt"]);
+        let groups = ["groups[1]", "groups[2]", "groups[3]", "groups[4]"];
+        assert_eq!(paths[..3], ["name", "queues[0]", "queues"]);
+        assert_eq!(paths[3..7], groups);
+        assert_eq!(paths[7..], ["expiresAt"]);
+        let many = NewApiKey { groups: (0..51).map(|n| n.to_string()).collect(), ..key };
+        assert!(many.check(Timestamp::from_ms(0)).iter().any(|error| error.path == "groups"));
+    }
+
+    #[test]
+    fn groups_in_a_header_are_separated_by_commas() {
+        assert_eq!(parse_groups(" reviewers,managers , reviewers,,"), ["managers", "reviewers"]);
+        assert_eq!(parse_groups(""), [""; 0]);
+        assert_eq!(parse_groups(&format!("{},ok", "x".repeat(101))), ["ok"]);
+        assert_eq!(parse_groups(&(0..200).map(|n| n.to_string()).collect::<Vec<_>>().join(",")).len(), 50);
     }
 }

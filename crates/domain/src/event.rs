@@ -34,6 +34,18 @@ pub const EVENT_TYPES: [&str; 9] = [
     "schedule.missed",
 ];
 
+/// The types of the events about tasks. Machines publish events of their own besides.
+pub const TASK_EVENT_TYPES: [&str; 8] = [
+    "task.created",
+    "task.state.changed",
+    "task.ended",
+    "task.deadline_missed",
+    "task.approval.requested",
+    "task.approval.reminder",
+    "task.approval.escalated",
+    "task.approval.expired",
+];
+
 impl EventKind {
     pub fn as_str(self) -> &'static str {
         match self {

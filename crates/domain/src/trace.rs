@@ -1,15 +1,18 @@
-//! The timeline of all jobs with one correlation id: `GET /api/v1/trace/:correlationId`.
+//! The timeline of all tasks and jobs with one correlation id: `GET /api/v1/trace/:correlationId`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Attempt, JobId, JobState, Run, Timestamp};
+use crate::{Attempt, JobId, JobState, Run, TaskId, Timestamp};
 
-/// Jobs with one correlation id, and what happened to them.
+/// Tasks and jobs with one correlation id, and what happened to them.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
     pub correlation_id: String,
+    /// Oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TraceTask>,
     /// Oldest first.
     pub jobs: Vec<TraceJob>,
     /// Ordered by time; entries of the same millisecond, in the order in which they were recorded.
@@ -17,6 +20,24 @@ pub struct Trace {
     /// One sentence per limit that the trace exceeded, and whose surplus is therefore missing here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub omitted: Vec<String>,
+}
+
+/// A task of a trace.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TraceTask {
+    pub id: TaskId,
+    pub machine: String,
+    pub version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
+    /// `running`, `paused`, `completed`, `failed` or `cancelled`.
+    pub status: String,
+    /// The active states, the outermost first, joined by dots.
+    pub state: String,
+    pub created_at: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Timestamp>,
 }
 
 /// A job of a trace.
@@ -50,6 +71,8 @@ pub struct TraceJob {
 pub enum TraceKind {
     /// A due time of the schedule that created a job.
     Schedule,
+    /// A record of a task's history.
+    Task,
     /// An entry of a job's execution log.
     Job,
     /// An attempt to deliver a webhook.
@@ -64,6 +87,7 @@ impl TraceKind {
     pub fn as_str(self) -> &'static str {
         match self {
             TraceKind::Schedule => "schedule",
+            TraceKind::Task => "task",
             TraceKind::Job => "job",
             TraceKind::Webhook => "webhook",
             TraceKind::Event => "event",
@@ -81,6 +105,8 @@ pub struct TraceEntry {
     /// `started`, `delivered`, `job.completed`, `job.cancel` …
     pub what: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task_id: Option<TaskId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_id: Option<JobId>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<Run>,
@@ -96,6 +122,16 @@ pub struct TraceEntry {
 impl TraceEntry {
     pub fn new(at: Timestamp, kind: TraceKind, what: impl Into<String>) -> TraceEntry {
         let what = what.into();
-        TraceEntry { at, kind, what, job_id: None, run: None, worker_id: None, actor: None, details: String::new() }
+        TraceEntry {
+            at,
+            kind,
+            what,
+            task_id: None,
+            job_id: None,
+            run: None,
+            worker_id: None,
+            actor: None,
+            details: String::new(),
+        }
     }
 }

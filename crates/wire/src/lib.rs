@@ -258,7 +258,7 @@ pub struct BulkExample {
 #[serde(rename_all = "camelCase")]
 pub struct BulkView {
     pub id: BulkId,
-    #[schemars(extend("enum" = ["cancel", "retry", "delete"]))]
+    #[schemars(extend("enum" = ["cancel", "retry", "delete", "tasks.send", "tasks.cancel", "tasks.pause", "tasks.resume", "tasks.migrate"]))]
     pub action: String,
     pub filter: serde_json::Value,
     pub actor: String,

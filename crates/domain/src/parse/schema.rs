@@ -10,6 +10,9 @@ use crate::{ErrorReason, JobLimits, JobState, KeyScope, Priority, RetryPolicy, T
 const DAY_MS: u64 = 86_400_000;
 /// Matches text without control characters.
 const PRINTABLE: &str = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$";
+/// Matches the name of a group: printable, without commas, and without blanks at its ends.
+const GROUP: &str =
+    "^[^ ,\\u0000-\\u001f\\u007f-\\u009f]([^,\\u0000-\\u001f\\u007f-\\u009f]*[^ ,\\u0000-\\u001f\\u007f-\\u009f])?$";
 
 /// Builds the schema of a JSON object that accepts no other fields.
 #[derive(Default)]
@@ -271,12 +274,18 @@ pub fn job_patch(limits: &JobLimits) -> Value {
 /// Describes the settings of an API key, as `NewApiKey::parse` reads them.
 pub fn api_key(_: &JobLimits) -> Value {
     let scopes = about(list(one_of(KeyScope::ALL.map(KeyScope::as_str)), 1, 4), "What the key permits.");
+    let mut group = text(100);
+    group["pattern"] = json!(GROUP);
     Object::new()
         .required("name", about(text(100), "For lists and the audit log."))
         .required("scopes", scopes)
         .optional(
             "queues",
             about(list(text(100), 1, 100), "Queues that the key is restricted to; not with `admin`. Default: all."),
+        )
+        .optional(
+            "groups",
+            about(list(group, 0, 50), "Groups that the key belongs to, for approvals of tasks. Default: none."),
         )
         .optional("expiresAt", about(time(), "A time in the future. Default: never."))
         .build()
