@@ -449,7 +449,14 @@ CREATE TABLE faena.bulk (
 );
 CREATE INDEX bulk_due ON faena.bulk (due_at) WHERE due_at IS NOT NULL;
 
+-- Tokens of language models that are used or reserved, by day since 1970 in UTC.
+CREATE TABLE faena.token_usage (
+    day    int8 PRIMARY KEY,
+    tokens int8 NOT NULL
+);
+
 -- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
+-- groups: JSON, the groups that may decide about approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
 CREATE TABLE faena.api_key (
     id                   uuid PRIMARY KEY,
@@ -457,6 +464,7 @@ CREATE TABLE faena.api_key (
     name                 text NOT NULL,
     scopes               text NOT NULL,
     queues               text,
+    groups               text NOT NULL DEFAULT '[]',
     hash                 bytea NOT NULL,
     previous_hash        bytea,
     previous_valid_until int8,
@@ -524,7 +532,7 @@ CREATE TABLE faena.machine (
     PRIMARY KEY (name, version)
 );
 
--- Tasks. state: the active states, joined by dots. due_at: when its next timer fires; absent while it is paused and after its end.
+-- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: since when it is in the innermost. due_at: when its next timer fires; absent while it is paused and after its end.
 -- approval: it waits for a decision. body: JSON, everything that the next step needs to know.
 CREATE TABLE faena.task (
     id          uuid PRIMARY KEY,
@@ -534,6 +542,8 @@ CREATE TABLE faena.task (
     state       text NOT NULL,
     title       text,
     correlation text NOT NULL,
+    tags        text,
+    entered_at  bigint NOT NULL,
     updated_at  bigint NOT NULL,
     ended_at    bigint,
     due_at      bigint,
@@ -541,10 +551,18 @@ CREATE TABLE faena.task (
     body        text NOT NULL
 );
 CREATE INDEX task_due ON faena.task (due_at) WHERE due_at IS NOT NULL;
-CREATE INDEX task_machine ON faena.task (machine, version, status, state);
+CREATE INDEX task_machine ON faena.task (machine, version, status, state, entered_at);
 CREATE INDEX task_approval ON faena.task (id) WHERE approval;
 CREATE INDEX task_correlation ON faena.task (correlation);
 CREATE INDEX task_ended ON faena.task (ended_at) WHERE ended_at IS NOT NULL;
+
+-- The tags of tasks, to search for them.
+CREATE TABLE faena.task_tag (
+    tag  text NOT NULL,
+    task uuid NOT NULL,
+    PRIMARY KEY (tag, task)
+);
+CREATE INDEX task_tag_task ON faena.task_tag (task);
 
 -- The history of tasks, without gaps. record: JSON.
 CREATE TABLE faena.task_record (

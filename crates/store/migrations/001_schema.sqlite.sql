@@ -432,7 +432,14 @@ CREATE TABLE bulk (
 ) WITHOUT ROWID;
 CREATE INDEX bulk_due ON bulk (due_at) WHERE due_at IS NOT NULL;
 
+-- Tokens of language models that are used or reserved, by day since 1970 in UTC.
+CREATE TABLE token_usage (
+    day    INTEGER PRIMARY KEY,
+    tokens INTEGER NOT NULL
+);
+
 -- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
+-- groups: JSON, the groups that may decide about approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
 CREATE TABLE api_key (
     id                   BLOB PRIMARY KEY,
@@ -440,6 +447,7 @@ CREATE TABLE api_key (
     name                 TEXT NOT NULL,
     scopes               TEXT NOT NULL,
     queues               TEXT,
+    groups               TEXT NOT NULL DEFAULT '[]',
     hash                 BLOB NOT NULL,
     previous_hash        BLOB,
     previous_valid_until INTEGER,
@@ -507,7 +515,7 @@ CREATE TABLE machine (
     PRIMARY KEY (name, version)
 ) WITHOUT ROWID;
 
--- Tasks. state: the active states, joined by dots. due_at: when its next timer fires; absent while it is paused and after its end.
+-- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: since when it is in the innermost. due_at: when its next timer fires; absent while it is paused and after its end.
 -- approval: it waits for a decision. body: JSON, everything that the next step needs to know.
 CREATE TABLE task (
     id          BLOB PRIMARY KEY,
@@ -517,6 +525,8 @@ CREATE TABLE task (
     state       TEXT NOT NULL,
     title       TEXT,
     correlation TEXT NOT NULL,
+    tags        TEXT,
+    entered_at  INTEGER NOT NULL,
     updated_at  INTEGER NOT NULL,
     ended_at    INTEGER,
     due_at      INTEGER,
@@ -524,10 +534,18 @@ CREATE TABLE task (
     body        TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX task_due ON task (due_at) WHERE due_at IS NOT NULL;
-CREATE INDEX task_machine ON task (machine, version, status, state);
+CREATE INDEX task_machine ON task (machine, version, status, state, entered_at);
 CREATE INDEX task_approval ON task (id) WHERE approval = 1;
 CREATE INDEX task_correlation ON task (correlation);
 CREATE INDEX task_ended ON task (ended_at) WHERE ended_at IS NOT NULL;
+
+-- The tags of tasks, to search for them.
+CREATE TABLE task_tag (
+    tag  TEXT NOT NULL,
+    task BLOB NOT NULL,
+    PRIMARY KEY (tag, task)
+) WITHOUT ROWID;
+CREATE INDEX task_tag_task ON task_tag (task);
 
 -- The history of tasks, without gaps. record: JSON.
 CREATE TABLE task_record (

@@ -86,6 +86,7 @@ pub struct ApiKeyRow {
     pub name: String,
     pub scopes: String,
     pub queues: Option<String>,
+    pub groups: String,
     pub hash: Vec<u8>,
     pub previous_hash: Option<Vec<u8>>,
     pub previous_valid_until: Option<i64>,
@@ -97,7 +98,7 @@ pub struct ApiKeyRow {
     pub last_used_at: Option<i64>,
 }
 
-pub const COLUMNS: &str = "id, lookup, name, scopes, queues, hash, previous_hash, previous_valid_until, created_at, created_by, \
+pub const COLUMNS: &str = "id, lookup, name, scopes, queues, groups, hash, previous_hash, previous_valid_until, created_at, created_by, \
      expires_at, rotated_at, revoked_at, last_used_at";
 
 impl ApiKeyRow {
@@ -106,6 +107,7 @@ impl ApiKeyRow {
         let hash = |bytes: Vec<u8>| bytes.try_into().map(KeyHash).map_err(|_| broken("hash of an API key"));
         let time = |ms: Option<i64>| ms.map(Timestamp::from_ms);
         let queues = self.queues.map(|text| serde_json::from_str(&text)).transpose();
+        let groups = serde_json::from_str(&self.groups);
         Ok(StoredApiKey {
             hash: hash(self.hash)?,
             previous_hash: self.previous_hash.map(hash).transpose()?,
@@ -115,6 +117,7 @@ impl ApiKeyRow {
                 name: self.name,
                 scopes: self.scopes.split(' ').filter_map(KeyScope::parse).collect(),
                 queues: queues.map_err(|_| broken("queues of an API key"))?,
+                groups: groups.map_err(|_| broken("groups of an API key"))?,
                 created_at: Timestamp::from_ms(self.created_at),
                 created_by: self.created_by,
                 expires_at: time(self.expires_at),
@@ -135,13 +138,19 @@ pub fn queues_text(key: &ApiKey) -> Option<String> {
     key.queues.as_ref().map(|queues| json!(queues).to_string())
 }
 
+pub fn groups_text(key: &ApiKey) -> String {
+    json!(key.groups).to_string()
+}
+
 /// Returns the audit entry of a change. It names the key, never its secret or hash.
 pub fn key_audit(action: &str, key: &ApiKey, by: &str) -> AuditEntry {
     AuditEntry {
         actor: by.into(),
         action: action.into(),
         target: key.id.to_string(),
-        details: json!({"name": key.name, "scopes": key.scopes, "queues": key.queues, "expiresAt": key.expires_at}),
+        details: json!({
+            "name": key.name, "scopes": key.scopes, "queues": key.queues, "groups": key.groups, "expiresAt": key.expires_at,
+        }),
         count: 1,
     }
 }

@@ -1,12 +1,13 @@
 //! Checks the invariants of a whole database, and repairs what can be repaired without losing a job.
 //!
 //! `doctor/checks.rs` has the invariants as SQL that both databases understand, `doctor/collector.rs` those that need code for
-//! each row, and `doctor/fixes.rs` the repairs. Each engine runs them on one snapshot, while servers work on the database, and
+//! each row, `doctor/tasks.rs` those of tasks, and `doctor/fixes.rs` the repairs. Each engine runs them on one snapshot, while servers work on the database, and
 //! adds checks of its own. Only the violations are kept in memory.
 
 mod checks;
 pub(crate) mod fixes;
 mod collector;
+pub(crate) mod tasks;
 
 use faena_domain::Timestamp;
 use uuid::Uuid;

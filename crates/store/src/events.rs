@@ -132,6 +132,8 @@ pub enum EventQuery {
     After(EventPosition),
     /// Events with this correlation id, oldest first.
     Correlation(String),
+    /// Events about one job, task, worker or schedule after this one of them, oldest first.
+    Subject { id: Uuid, after: i64 },
 }
 
 /// The columns of `event` rows that are read.

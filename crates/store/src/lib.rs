@@ -37,7 +37,9 @@ mod schedules;
 mod sql;
 mod sqlite;
 mod store;
+mod task_meter;
 mod tasks;
+mod usage;
 mod webhooks;
 mod workers;
 
@@ -55,7 +57,7 @@ pub mod plan_probe {
 
 pub use api_keys::{ApiKeyStore, KeyRotation};
 pub use audit::{AuditEntry, AuditFilter, AuditStore};
-pub use bulk::{Bulk, BulkAction, BulkStep, BulkStore, NewBulk};
+pub use bulk::{Bulk, BulkAction, BulkStep, BulkStore, BulkWork, NewBulk, TaskAction, TaskBulk};
 pub use claims::{
     ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, Limited, Owner, RunEnd, RunOutcome, RunTiming, RunTrace,
     RunUpdate, RunUpdateKind,
@@ -92,10 +94,12 @@ pub use pages::{Cursor, JobIdPage, JobPage, Order, Page, Sort, SortBy, Start};
 pub use rules::{ConfiguredRules, QueuePatch, RuleStore, StoredLimit};
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage, ScheduleStore};
 pub use store::{Signal, Store, StoreOptions, open};
+pub use task_meter::{TaskFigures, TaskMeasures, TasksInState};
 pub use tasks::{
-    MachineStatus, NewMachine, NewTask, Registered, StoredMachine, TaskAnswer, TaskFilter, TaskInput, TaskStore,
-    TaskView, TasksFired,
+    MachineStatus, NewMachine, NewTask, Registered, StateCount, StoredMachine, TaskAnswer, TaskFilter, TaskInput,
+    TaskStore, TaskView, TasksFired,
 };
+pub use usage::UsageStore;
 pub use webhooks::{
     Delivery, LOST_FORGIVEN, WebhookFilter, WebhookNext, WebhookResult, WebhookStore, WebhookTakeRequest, WebhookTaken,
     host_of, without_query,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{AuditEntry, Result, StoreError, StoredEvent, Submitted};
+use crate::{AuditEntry, NewTask, Result, StoreError, StoredEvent, Submitted};
 
 /// The outbox of events for sinks, and the inbox of messages from brokers.
 #[async_trait]
@@ -79,6 +79,11 @@ pub trait OutboxStore: Send + Sync + 'static {
         jobs: Vec<NewJob>,
         now: Timestamp,
     ) -> Result<Option<Vec<Submitted>>>;
+
+    /// Stores the task of a message from outside, once per consumer and message id, in one transaction.
+    ///
+    /// Returns `false` if the message was processed before.
+    async fn inbox_task(&self, consumer: &str, message: &str, task: NewTask, now: Timestamp) -> Result<bool>;
 }
 
 /// Number of partitions of a sink's events, so that several nodes can publish.

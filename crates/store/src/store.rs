@@ -8,7 +8,8 @@ use tokio::sync::broadcast;
 
 use crate::{
     ApiKeyStore, AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, HistoryStore, JobStore, LaneId,
-    NodeStore, OutboxStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, WebhookStore, WorkerStore,
+    NodeStore, OutboxStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, UsageStore, WebhookStore,
+    WorkerStore,
     migrate::{MIGRATIONS, Migration},
     postgres, sqlite,
 };
@@ -33,6 +34,7 @@ pub trait Store:
     + EventStore
     + OutboxStore
     + HistoryStore
+    + UsageStore
 {
     /// Checks that the database answers.
     async fn ping(&self) -> Result<()>;

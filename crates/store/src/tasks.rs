@@ -7,14 +7,14 @@ use std::{
 
 use async_trait::async_trait;
 use faena_domain::{FieldError, JobId, NewJob, TaskId, Timestamp};
-use faena_machine::{Definition, Effect, Input, JobRequest, Outcome, Record, Status, Step, Task, step};
+use faena_machine::{Definition, Effect, Input, JobRequest, ORIGINATOR, Outcome, Record, Status, Step, Task, step};
 use parking_lot::RwLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{AuditEntry, Result, StoreError};
+use crate::{AuditEntry, Result, StoreError, TaskFigures, TaskMeasures};
 
 /// Machines and tasks.
 #[async_trait]
@@ -44,6 +44,24 @@ pub trait TaskStore: Send + Sync + 'static {
     /// Returns matching tasks, the newest first, and how many match, counted up to [`crate::COUNT_LIMIT`].
     async fn task_list(&self, filter: TaskFilter, before: Option<TaskId>, limit: usize)
     -> Result<(Vec<TaskView>, u64)>;
+
+    /// Returns up to `limit` matching tasks after `after` and up to `up_to`, in the order of their ids.
+    async fn task_find(
+        &self,
+        filter: &TaskFilter,
+        after: Option<TaskId>,
+        up_to: TaskId,
+        limit: usize,
+    ) -> Result<Vec<TaskId>>;
+
+    /// Returns how many tasks of a version are in each state, without those that have ended.
+    async fn task_states(&self, machine: &str, version: u32) -> Result<Vec<StateCount>>;
+
+    /// Returns the numbers of tasks that have not ended, and what they wait for.
+    async fn task_figures(&self) -> Result<TaskFigures>;
+
+    /// Returns what this process has done to tasks since its start.
+    fn task_measures(&self) -> TaskMeasures;
 
     /// Returns the history of a task after a record.
     async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>>;
@@ -92,7 +110,10 @@ pub struct NewTask {
     pub definition: Arc<Definition>,
     pub title: Option<String>,
     pub correlation: String,
+    pub tags: Vec<String>,
     pub first: Step,
+    /// Entry in the audit log, for a task that was not simply created.
+    pub audit: Option<AuditEntry>,
 }
 
 #[derive(Clone, Debug)]
@@ -119,6 +140,8 @@ pub struct TaskAnswer {
 pub struct TasksFired {
     pub tasks: usize,
     pub jobs: usize,
+    /// Deadlines that tasks missed.
+    pub deadlines_missed: usize,
     /// When the next timer is due.
     pub next_at: Option<Timestamp>,
     /// Whether a task waits for the end of a job.
@@ -132,23 +155,56 @@ pub struct TaskView {
     pub version: u32,
     pub title: Option<String>,
     pub correlation: String,
+    pub tags: Vec<String>,
     pub updated_at: Timestamp,
     pub task: Task,
 }
 
-#[derive(Clone, Debug, Default)]
+/// A filter over tasks. Its JSON form, stored with a bulk action, has the field names of the API.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct TaskFilter {
     pub machine: Option<String>,
     pub version: Option<u32>,
     pub status: Option<Status>,
     /// A state, with those inside it.
     pub state: Option<String>,
+    #[serde(rename = "correlationId")]
     pub correlation: Option<String>,
+    pub tag: Option<String>,
     /// Only tasks that wait for a decision.
     pub approval: bool,
+    /// Only tasks that have not ended.
+    pub open: bool,
 }
 
-pub const COLUMNS: &str = "id, machine, version, title, correlation, updated_at, body";
+impl TaskFilter {
+    /// Returns whether a task matches, as the database decides it too.
+    pub fn matches(&self, view: &TaskView) -> bool {
+        let state = view.task.state();
+        let is_in = |wanted: &String| {
+            state == *wanted || state.starts_with(&format!("{wanted}.")) || state.split('.').any(|name| name == wanted)
+        };
+        self.machine.as_ref().is_none_or(|machine| *machine == view.machine)
+            && self.version.is_none_or(|version| version == view.version)
+            && self.status.is_none_or(|status| status == view.task.status)
+            && self.state.as_ref().is_none_or(is_in)
+            && self.correlation.as_ref().is_none_or(|correlation| *correlation == view.correlation)
+            && self.tag.as_ref().is_none_or(|tag| view.tags.contains(tag))
+            && (!self.approval || view.task.approval.is_some())
+            && (!self.open || !view.task.status.has_ended())
+    }
+}
+
+/// Tasks of one version in one state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateCount {
+    /// The active states, the outermost first, joined by dots.
+    pub state: String,
+    pub tasks: u64,
+}
+
+pub const COLUMNS: &str = "id, machine, version, title, correlation, tags, updated_at, body";
 
 /// A row of `task`, before its body is parsed.
 pub struct TaskRow {
@@ -157,6 +213,8 @@ pub struct TaskRow {
     pub version: u32,
     pub title: Option<String>,
     pub correlation: String,
+    /// JSON, absent: none.
+    pub tags: Option<String>,
     pub updated_at: i64,
     pub body: String,
 }
@@ -165,8 +223,17 @@ impl TaskRow {
     pub fn view(self) -> Result<TaskView> {
         let task = serde_json::from_str(&self.body)
             .map_err(|error| StoreError::Internal(format!("task {} is not readable: {error}", self.id).into()))?;
+        let tags = self.tags.and_then(|tags| serde_json::from_str(&tags).ok()).unwrap_or_default();
         let Self { machine, version, title, correlation, .. } = self;
-        Ok(TaskView { machine, version, title, correlation, updated_at: Timestamp::from_ms(self.updated_at), task })
+        Ok(TaskView {
+            machine,
+            version,
+            title,
+            correlation,
+            tags,
+            updated_at: Timestamp::from_ms(self.updated_at),
+            task,
+        })
     }
 }
 
@@ -241,6 +308,8 @@ pub struct TaskJob {
 pub struct Batch {
     pub tasks: HashMap<TaskId, ChangedTask>,
     pub known: HashMap<(TaskId, String), TaskAnswer>,
+    /// Tasks that do not match are left alone.
+    pub only: Option<TaskFilter>,
 }
 
 impl Batch {
@@ -265,6 +334,7 @@ impl Batch {
             version: new.definition.version,
             title: new.title.clone(),
             correlation: new.correlation.clone(),
+            tags: new.tags.clone(),
             updated_at: now,
             task: new.first.task.clone(),
         };
@@ -298,7 +368,16 @@ impl Batch {
         if let Some(known) = event_id.as_ref().and_then(|event| self.known.get(&(id, event.clone()))) {
             return Some(TaskAnswer { duplicate: true, ..known.clone() });
         }
+        if self.only.as_ref().is_some_and(|only| !only.matches(&changed.view)) {
+            return Some(TaskAnswer {
+                outcome: Outcome::Rejected,
+                state: changed.view.task.state(),
+                reason: Some("the task does not match any more".to_owned()),
+                duplicate: false,
+            });
+        }
         let actor = actor(&input);
+        let migration = if let Input::Migrate(migration) = &input { Some(migration.clone()) } else { None };
         let applied = step(&changed.definition, &changed.view.task, input, now);
         let answer = TaskAnswer {
             outcome: applied.outcome,
@@ -310,6 +389,10 @@ impl Batch {
         if let Some(event_id) = event_id.filter(|_| !applied.records.is_empty()) {
             self.known.insert((id, event_id.clone()), answer.clone());
             plan.inbox.push((id, event_id, answer.clone()));
+        }
+        if let Some(migration) = migration.filter(|_| applied.outcome == Outcome::Applied) {
+            changed.view.version = migration.definition.version;
+            changed.definition = migration.definition.clone();
         }
         if applied.task != changed.view.task {
             changed.is_changed = true;
@@ -326,11 +409,16 @@ impl Batch {
 }
 
 impl Plan {
+    /// Returns how many deadlines the tasks of the batch missed.
+    pub fn deadlines_missed(&self) -> usize {
+        self.events.iter().filter(|event| event.kind == "task.deadline_missed").count()
+    }
+
     fn add_step(&mut self, id: TaskId, changed: &mut ChangedTask, step: Step, actor: &str, now: Timestamp) {
         let correlation = changed.view.correlation.clone();
         let mut event = |kind: &str, payload: Value| {
             let event_id = Uuid::now_v7();
-            let metadata = json!({"taskId": id, "traceId": event_id, "timestamp": now, "originator": "faena"});
+            let metadata = json!({"taskId": id, "traceId": event_id, "timestamp": now, "originator": ORIGINATOR});
             self.events.push(TaskEvent {
                 id: event_id,
                 kind: kind.to_owned(),
@@ -380,6 +468,11 @@ impl Plan {
     }
 }
 
+/// Returns since when a task is in its innermost state.
+pub fn entered_at(task: &Task) -> Timestamp {
+    task.active.last().map_or(task.created_at, |active| active.since)
+}
+
 /// Returns the ids of the tasks that inputs are for, in a fixed order, so that two batches lock them in the same order.
 pub fn task_ids(inputs: &[&TaskInput]) -> Vec<TaskId> {
     let ids: HashSet<TaskId> = inputs.iter().map(|input| input.task).collect();
@@ -403,10 +496,9 @@ fn event_id(input: &Input) -> Option<String> {
 fn actor(input: &Input) -> String {
     match input {
         Input::Event(event) | Input::JobEnded { event, .. } => event.actor.clone(),
-        Input::Decision { actor, .. }
-        | Input::Cancel { actor, .. }
-        | Input::Pause { actor }
-        | Input::Resume { actor } => actor.clone(),
+        Input::Decision { caller, .. } => caller.actor.clone(),
+        Input::Cancel { actor, .. } | Input::Pause { actor } | Input::Resume { actor } => actor.clone(),
+        Input::Migrate(migration) => migration.actor.clone(),
         Input::Timers => TASKS.to_owned(),
     }
 }
@@ -430,7 +522,7 @@ pub fn job_end(link: &TaskJob, end: JobEnd, now: Timestamp) -> TaskInput {
         kind: format!("job.{}.{name}", link.name),
         payload,
         actor: TASKS.to_owned(),
-        groups: Vec::new(),
+        decider: None,
         at: now,
     };
     TaskInput { task: link.task, input: Input::JobEnded { state: link.state.clone(), epoch: link.epoch, event } }
@@ -466,6 +558,11 @@ pub fn status_text(status: Status) -> &'static str {
         Status::Failed => "failed",
         Status::Cancelled => "cancelled",
     }
+}
+
+/// Returns tags as they are stored; none are absent.
+pub fn tags_text(tags: &[String]) -> Result<Option<String>> {
+    if tags.is_empty() { Ok(None) } else { to_text(&tags).map(Some) }
 }
 
 /// Writes a value as JSON.

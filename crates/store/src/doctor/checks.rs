@@ -6,6 +6,7 @@
 use super::{
     Cell, Collector, Dialect, EXAMPLES, Finding, Severity, collector,
     fixes::{Fix, fix_of},
+    tasks,
 };
 use crate::sql::sql;
 
@@ -90,27 +91,37 @@ fn tally_name(tally: i64) -> &'static str {
 }
 
 pub(crate) fn code_of(code: &str) -> &'static Code {
-    CODES.iter().find(|known| known.code == code).unwrap_or(&UNKNOWN)
+    CODES.iter().chain(tasks::CODES).find(|known| known.code == code).unwrap_or(&UNKNOWN)
 }
 
 const UNKNOWN: Code =
     warning("unknown", "{problem|problems} of an unknown kind", "{id} {words}", "report this as a bug");
 
-const FIX: &str = "run \"faena doctor --fix\"";
-const SERVE: &str =
+pub(super) const FIX: &str = "run \"faena doctor --fix\"";
+pub(super) const SERVE: &str =
     "start a server (\"faena serve\"), which repairs this; if one is running, check its loops in /health/ready";
-const BY_HAND: &str = "no automatic repair is safe: inspect the rows, and restore a backup if you need them";
+pub(super) const BY_HAND: &str = "no automatic repair is safe: inspect the rows, and restore a backup if you need them";
 
-const fn error(code: &'static str, summary: &'static str, example: &'static str, advice: &'static str) -> Code {
+pub(super) const fn error(
+    code: &'static str,
+    summary: &'static str,
+    example: &'static str,
+    advice: &'static str,
+) -> Code {
     Code { code, severity: Severity::Error, summary, example, advice, fixed: "" }
 }
 
-const fn warning(code: &'static str, summary: &'static str, example: &'static str, advice: &'static str) -> Code {
+pub(super) const fn warning(
+    code: &'static str,
+    summary: &'static str,
+    example: &'static str,
+    advice: &'static str,
+) -> Code {
     Code { code, severity: Severity::Warning, summary, example, advice, fixed: "" }
 }
 
 impl Code {
-    const fn repaired(self, fixed: &'static str) -> Code {
+    pub(super) const fn repaired(self, fixed: &'static str) -> Code {
         Code { fixed, ..self }
     }
 }
@@ -372,6 +383,9 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
             sql!("SELECT l.value, j.id, j.options FROM label l CROSS JOIN job j WHERE l.kind = {SCHEDULE_LABEL} AND j.id = l.id ORDER BY l.value"),
             collector::due,
         ),
+        scan("machines", tasks::MACHINES, tasks::machine),
+        scan("tasks", tasks::TASKS, tasks::task),
+        query("timers of tasks", tasks::OVERDUE),
     ]);
     steps
 }
@@ -422,7 +436,8 @@ macro_rules! orphans {
 const ORPHANS: &str = orphans!(
     "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
     "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
-    "worker_change" "worker" "worker",
+    "worker_change" "worker" "worker", "task_record" "task" "task", "task_inbox" "task" "task", "task_job" "task" "task",
+    "task_tag" "task" "task",
 );
 
 /// Every claim belongs to a live node or worker.

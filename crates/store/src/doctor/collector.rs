@@ -6,7 +6,7 @@ use faena_domain::schedule::{CompiledTiming, ScheduleSpec};
 use faena_domain::{JobState, LogEntry, LogEvent, Timestamp, WorkerState};
 use uuid::Uuid;
 
-use super::{Cell, EXAMPLES, Finding, code_of};
+use super::{Cell, EXAMPLES, Finding, code_of, tasks, tasks::TaskChecks};
 use crate::{assemble::parse_options, doctor::checks::Code, jobs::state_code};
 
 /// Difference between the clocks of two servers that is tolerated.
@@ -23,6 +23,7 @@ pub(crate) struct Collector {
     histories: HashMap<Uuid, i64>,
     /// The schedule whose jobs are being read, and the due times of these jobs.
     due_times: (String, HashSet<Timestamp>),
+    pub(super) tasks: TaskChecks,
 }
 
 #[derive(Default)]
@@ -64,7 +65,8 @@ impl Collector {
         self.found.entry(code.code).or_default()
     }
 
-    pub fn findings(self) -> Vec<Finding> {
+    pub fn findings(mut self) -> Vec<Finding> {
+        tasks::finish(&mut self);
         let finding =
             |code: &&'static str| self.found.get(code).map(|found| code_of(code).found(found.count, &found.examples));
         self.order.iter().filter_map(finding).collect()

@@ -18,6 +18,8 @@ pub(crate) enum Fix {
     Sql(&'static [Statement]),
     /// Reads rows, and runs statements for each of them.
     Rows { select: &'static str, make: fn(&Dialect, &[Cell]) -> Vec<String> },
+    /// Repairs the timers and columns of tasks, with [`super::tasks::TaskRepair`].
+    Tasks,
     /// Calls `node_recover` until nothing is left.
     Recover,
     /// Corrects the counters.
@@ -107,6 +109,7 @@ pub(crate) fn fix_of(code: &str) -> Fix {
             Counted("DELETE FROM outbox_lease WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox_lease.sink)"),
             Uncounted("DELETE FROM outbox_node WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = outbox_node.sink)"),
         ]),
+        "task-timers" | "task-columns" => Fix::Tasks,
         "partition-missing" => Fix::MakePartitions,
         _ => Fix::None,
     }
@@ -175,7 +178,8 @@ const ORPHANS: &[Statement] = delete_orphans!(
     "ready" "id" "job", "waiting" "id" "job", "done" "id" "job", "ended" "id" "job",
     "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
     "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
-    "worker_change" "worker" "worker",
+    "worker_change" "worker" "worker", "task_record" "task" "task", "task_inbox" "task" "task", "task_job" "task" "task",
+    "task_tag" "task" "task",
 );
 
 /// Selects the difference between the counted rows and each counter. The repair adds it to the counter, so that concurrent

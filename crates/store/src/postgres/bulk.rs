@@ -5,9 +5,10 @@ use deadpool_postgres::Object;
 use faena_domain::{BulkId, JobId, Timestamp};
 use tokio_postgres::{Row, types::ToSql};
 
-use super::{Postgres, Shared, audit, change, dependents, end::storable, events, read};
+use super::{Postgres, Shared, audit, change, dependents, end::storable, events, machines::definition, read, tasks};
 use crate::{
-    Bulk, BulkAction, BulkStep, BulkStore, COUNT_LIMIT, CancelOutcome, NewBulk, Result, Signal, StoreError,
+    Bulk, BulkAction, BulkStep, BulkStore, BulkWork, COUNT_LIMIT, CancelOutcome, Filter, NewBulk, Result, Signal,
+    StoreError, TaskBulk,
     audit::retried_by,
     bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
@@ -56,12 +57,12 @@ async fn begin_in(client: &Object, bulk: &NewBulk, due_at: Timestamp, now: Times
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
             &[
                 &bulk.id.0,
-                &bulk.action.as_str(),
-                &bulk.filter.shown().to_string(),
+                &bulk.work.name(),
+                &bulk.work.shown().to_string(),
                 &storable(&bulk.actor),
                 &bulk.per_second.map_or(0, i64::from),
                 &now.as_ms(),
-                &bulk.up_to.0,
+                &bulk.up_to,
                 &i64::try_from(bulk.matched).unwrap_or(i64::MAX),
                 &due_at.as_ms(),
             ],
@@ -95,16 +96,18 @@ struct AfterCommit {
     ended: Vec<JobId>,
     asked: Vec<JobId>,
     signals: Vec<Signal>,
+    tasks: tasks::AfterCommit,
 }
 
 pub async fn step(shared: &Shared, step: &BulkStep, now: Timestamp) -> Result<bool> {
     let client = shared.begin().await?;
     let mut after_commit = AfterCommit::default();
-    let result = step_in(&client, shared.bulk_shard(), step, &mut after_commit, now).await;
+    let result = step_in(&client, shared, step, &mut after_commit, now).await;
     let done = client.end(result).await?;
     shared.signal(after_commit.asked.into_iter().map(Signal::Cancel));
     shared.signal(after_commit.signals);
-    if step.bulk.action == BulkAction::Retry {
+    after_commit.tasks.send(shared);
+    if matches!(step.bulk.work, BulkWork::Jobs { action: BulkAction::Retry, .. }) {
         shared.signal([Signal::Waiting]);
     }
     if !after_commit.ended.is_empty() {
@@ -115,7 +118,7 @@ pub async fn step(shared: &Shared, step: &BulkStep, now: Timestamp) -> Result<bo
 
 async fn step_in(
     client: &Object,
-    shard: i16,
+    shared: &Shared,
     step: &BulkStep,
     after_commit: &mut AfterCommit,
     now: Timestamp,
@@ -126,23 +129,23 @@ async fn step_in(
         return Ok(false);
     }
     events::set_actor(client, &step.bulk.actor).await?;
-    let mut acted = Acted::default();
-    for id in &step.ids {
-        acted.count(act_on(client, shard, &step.bulk, *id, after_commit, now).await)?;
-    }
+    let acted = match &step.bulk.work {
+        BulkWork::Jobs { action, filter } => {
+            let mut acted = Acted::default();
+            for id in &step.ids {
+                let job = Acting { shard: shared.bulk_shard(), action: *action, filter, id: JobId(*id) };
+                acted.count(act_on(client, job, after_commit, now).await)?;
+            }
+            acted
+        }
+        BulkWork::Tasks(work) => act_on_tasks(client, shared, step, work, &mut after_commit.tasks, now).await?,
+    };
     let row = client
         .query_one(
             "UPDATE faena.bulk SET last = coalesce($2, last), done = done + $3, skipped = skipped + $4, due_at = $5,
                  finished_at = CASE WHEN $5::int8 IS NULL THEN $6::int8 END
              WHERE id = $1 RETURNING done, skipped",
-            &[
-                &id,
-                &step.last.map(|id| id.0),
-                &acted.done,
-                &acted.skipped,
-                &step.due_at.map(Timestamp::as_ms),
-                &now.as_ms(),
-            ],
+            &[&id, &step.last, &acted.done, &acted.skipped, &step.due_at.map(Timestamp::as_ms), &now.as_ms()],
         )
         .await?;
     if step.due_at.is_none() {
@@ -152,25 +155,45 @@ async fn step_in(
     Ok(true)
 }
 
-/// Processes one job: rejects it before anything is written, or does everything.
-async fn act_on(
+/// Applies the action to tasks that still match.
+async fn act_on_tasks(
     client: &Object,
-    shard: i16,
-    bulk: &Bulk,
-    id: JobId,
-    after_commit: &mut AfterCommit,
+    shared: &Shared,
+    step: &BulkStep,
+    work: &TaskBulk,
+    after_commit: &mut tasks::AfterCommit,
     now: Timestamp,
-) -> Result<()> {
+) -> Result<Acted> {
+    let target = match work.target() {
+        Some((machine, version)) => Some(definition(client, shared, machine, version).await?),
+        None => None,
+    };
+    let inputs = work.inputs(&step.bulk, &step.ids, target, now);
+    let answers = tasks::apply_to(shared, client, &[(inputs, now)], Some(work.filter.clone()), after_commit).await?;
+    Ok(Acted::of(answers))
+}
+
+/// An action on one job.
+struct Acting<'a> {
+    shard: i16,
+    action: BulkAction,
+    filter: &'a Filter,
+    id: JobId,
+}
+
+/// Processes one job: rejects it before anything is written, or does everything.
+async fn act_on(client: &Object, job: Acting<'_>, after_commit: &mut AfterCommit, now: Timestamp) -> Result<()> {
+    let Acting { shard, action, filter, id } = job;
     // Locks the row first, as every change does: what is read afterwards stays true.
     client
         .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
         .await?
         .ok_or(StoreError::NotFound(id))?;
     let state = *read::states_of(client, &[id]).await?.get(&id).ok_or(StoreError::NotFound(id))?;
-    if !bulk.filter.states.contains(&state) {
+    if !filter.states.contains(&state) {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be acted on" });
     }
-    match bulk.action {
+    match action {
         BulkAction::Cancel => {
             let (outcome, signals) = change::cancel_in(client, shard, id, CANCEL_REASON, now).await?;
             after_commit.signals.extend(signals);

@@ -16,6 +16,7 @@ use crate::{
     doctor::{
         Cell, Collector, Dialect, Finding, Fix, Inspection, Progress, Statement, check_schema, code_of, fixes,
         no_database, steps,
+        tasks::{self, TaskRepair},
     },
 };
 
@@ -262,7 +263,7 @@ async fn fix_alone(shared: &Shared, code: &str, fix: &Fix, now: Timestamp) -> Re
         .batch_execute(
             "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL search_path = faena; SET LOCAL lock_timeout = '10s'; SET LOCAL jit = off;
              SET LOCAL statement_timeout = '10min';
-             LOCK TABLE job, ready, waiting, claim, ended, done, key_in_flight, key_queue IN SHARE ROW EXCLUSIVE MODE",
+             LOCK TABLE job, ready, waiting, claim, ended, done, key_in_flight, key_queue, task IN SHARE ROW EXCLUSIVE MODE",
         )
         .await?;
     let result = async {
@@ -301,6 +302,15 @@ async fn fix_in(client: &Object, fix: &Fix, now: Timestamp) -> Result<u64> {
                 }
             }
             Ok(count)
+        }
+        Fix::Tasks => {
+            let (mut repair, mut made) = (TaskRepair::default(), Vec::new());
+            for_each(client, tasks::MACHINES, |row| repair.add_machine(row)).await?;
+            for_each(client, tasks::ALL_TASKS, |row| made.extend(repair.statement(&dialect, row))).await?;
+            for sql in &made {
+                client.execute(sql, &[]).await?;
+            }
+            Ok(made.len() as u64)
         }
         Fix::Recount => {
             let sql = format!(

@@ -250,6 +250,12 @@ async fn list_in(client: &Object, query: &EventQuery, limit: usize) -> Result<Ve
             let sql = format!("SELECT {COLUMNS} FROM faena.event WHERE correlation = $1 ORDER BY position LIMIT $2");
             client.query(&sql, &[id, &limit]).await?
         }
+        EventQuery::Subject { id, after } => {
+            let sql = format!(
+                "SELECT {COLUMNS} FROM faena.event WHERE subject = $1 AND sequence > $2 ORDER BY sequence LIMIT $3"
+            );
+            client.query(&sql, &[id, after, &limit]).await?
+        }
     };
     Ok(rows.iter().map(row).collect())
 }

@@ -10,8 +10,9 @@ use super::{
     end::storable,
     events,
     submit::{self, lanes_of},
+    tasks::{AfterCommit, create_in},
 };
-use crate::{LaneId, Result, Submitted};
+use crate::{LaneId, NewTask, Result, Submitted};
 
 pub async fn submit(
     shared: &Shared,
@@ -39,18 +40,41 @@ async fn submit_in(
     submission: &mut submit::NestedSubmission,
     now: Timestamp,
 ) -> Result<Option<Vec<Submitted>>> {
-    // PostgreSQL: waits for another transaction with the same message, which counts only if it commits.
-    let new = client
-        .execute(
-            "INSERT INTO faena.inbox (consumer, id, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
-            &[&consumer, &message, &now.as_ms()],
-        )
-        .await?;
-    if new == 0 {
+    if !is_new(client, consumer, message, now).await? {
         return Ok(None);
     }
     if shared.events_on.load(Ordering::Relaxed) {
         events::set_actor(client, consumer).await?;
     }
     submission.jobs(client, shared.own_shard(), jobs.to_vec(), lanes, now).await.map(Some)
+}
+
+pub async fn create_task(
+    shared: &Shared,
+    consumer: &str,
+    message: &str,
+    task: &NewTask,
+    now: Timestamp,
+) -> Result<bool> {
+    let client = shared.begin().await?;
+    let mut after_commit = AfterCommit::default();
+    let result = async {
+        let is_new = is_new(&client, &storable(consumer), &storable(message), now).await?;
+        if is_new {
+            create_in(shared, &client, task, &mut after_commit, now).await?;
+        }
+        Ok(is_new)
+    };
+    let result = result.await;
+    let is_new = client.end(result).await?;
+    after_commit.send(shared);
+    Ok(is_new)
+}
+
+/// Records a message. Returns whether it is the first with its id.
+///
+/// PostgreSQL: waits for another transaction with the same message, which counts only if it commits.
+async fn is_new(client: &Object, consumer: &str, message: &str, now: Timestamp) -> Result<bool> {
+    let sql = "INSERT INTO faena.inbox (consumer, id, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+    Ok(client.execute(sql, &[&consumer, &message, &now.as_ms()]).await? > 0)
 }

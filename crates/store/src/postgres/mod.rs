@@ -39,7 +39,9 @@ pub mod schedules;
 mod search;
 mod position;
 mod submit;
+mod task_lists;
 mod tasks;
+mod usage;
 mod webhooks;
 mod workers;
 
@@ -58,7 +60,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
-    rules::RuleCache, tasks::MachineCache,
+    rules::RuleCache, task_meter::TaskMeter, tasks::MachineCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -80,6 +82,7 @@ pub struct Shared {
     rules_seen: Mutex<Option<String>>,
     api_keys: ApiKeyCache,
     machines: MachineCache,
+    task_meter: TaskMeter,
     /// A digest of the API keys as the last poll saw them.
     api_keys_seen: Mutex<Option<String>>,
     options: StoreOptions,
@@ -120,6 +123,7 @@ impl Postgres {
             rules_seen: Mutex::default(),
             api_keys: ApiKeyCache::default(),
             machines: MachineCache::default(),
+            task_meter: TaskMeter::default(),
             api_keys_seen: Mutex::default(),
             options,
             cursors: Cursors::default(),

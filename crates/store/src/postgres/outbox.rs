@@ -17,8 +17,8 @@ use super::{
     read::BEGIN_READ,
 };
 use crate::{
-    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest, OutboxTaken,
-    Partition, PublishingNode, Republish, Result, SinkView, Submitted,
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, NewTask, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest,
+    OutboxTaken, Partition, PublishingNode, Republish, Result, SinkView, Submitted,
     outbox::{self, Lease, MAX_COUNTED, PartitionLeases, rejected_while_owned},
 };
 
@@ -90,6 +90,10 @@ impl OutboxStore for Postgres {
         now: Timestamp,
     ) -> Result<Option<Vec<Submitted>>> {
         self.shared.retrying(|| inbox::submit(&self.shared, consumer, message, &jobs, now)).await
+    }
+
+    async fn inbox_task(&self, consumer: &str, message: &str, task: NewTask, now: Timestamp) -> Result<bool> {
+        self.shared.retrying(|| inbox::create_task(&self.shared, consumer, message, &task, now)).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! Machines and tasks.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Instant};
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -10,22 +10,23 @@ use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
 use super::{
-    Postgres, Shared,
+    Postgres, Shared, audit,
     batch::{Answer, Weight},
     end::storable,
     events,
     machines::{definition, from_version_number, machine, machines, register, version_number},
     submit::{self, lane_of},
+    task_lists,
 };
 use crate::{
-    COUNT_LIMIT, LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StoreError, StoredMachine,
-    TaskAnswer, TaskFilter, TaskInput, TaskStore, TaskView, TasksFired,
+    LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError, StoredMachine,
+    TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskStore, TaskView, TasksFired,
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
     tasks::{
-        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, event_ids, job_end, status_text, task_ids,
-        to_text,
+        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, entered_at, event_ids, job_end, status_text,
+        tags_text, task_ids, to_text,
     },
 };
 
@@ -54,11 +55,24 @@ impl TaskStore for Postgres {
     }
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
-        self.tasks.call(|answer| Call { inputs, now, answer }).await
+        let started = Instant::now();
+        let answers = self.tasks.call(|answer| Call { inputs, now, answer }).await?;
+        self.shared.task_meter.count(&answers, started.elapsed());
+        Ok(answers)
     }
 
     async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired> {
-        self.shared.retrying(|| fire(&self.shared, limit, now)).await
+        let fired = self.shared.retrying(|| fire(&self.shared, limit, now)).await?;
+        self.shared.task_meter.count_fired(&fired);
+        Ok(fired)
+    }
+
+    async fn task_figures(&self) -> Result<TaskFigures> {
+        self.shared.retrying(|| task_lists::figures(&self.shared)).await
+    }
+
+    fn task_measures(&self) -> TaskMeasures {
+        self.shared.task_meter.measures()
     }
 
     async fn task_get(&self, id: TaskId) -> Result<Option<TaskView>> {
@@ -71,7 +85,21 @@ impl TaskStore for Postgres {
         before: Option<TaskId>,
         limit: usize,
     ) -> Result<(Vec<TaskView>, u64)> {
-        self.shared.retrying(|| list(&self.shared, &filter, before, limit)).await
+        self.shared.retrying(|| task_lists::list(&self.shared, &filter, before, limit)).await
+    }
+
+    async fn task_find(
+        &self,
+        filter: &TaskFilter,
+        after: Option<TaskId>,
+        up_to: TaskId,
+        limit: usize,
+    ) -> Result<Vec<TaskId>> {
+        self.shared.retrying(|| task_lists::find(&self.shared, filter, after, up_to, limit)).await
+    }
+
+    async fn task_states(&self, machine: &str, version: u32) -> Result<Vec<StateCount>> {
+        self.shared.retrying(|| task_lists::states(&self.shared, machine, version)).await
     }
 
     async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
@@ -85,14 +113,15 @@ impl TaskStore for Postgres {
 
 /// What follows a commit.
 #[derive(Default)]
-struct AfterCommit {
+pub struct AfterCommit {
     put: submit::NestedSubmission,
     has_tasks: bool,
     has_events: bool,
+    deadlines_missed: usize,
 }
 
 impl AfterCommit {
-    fn send(self, shared: &Shared) {
+    pub fn send(self, shared: &Shared) {
         self.put.signal(shared);
         if self.has_tasks {
             shared.signal([Signal::Task]);
@@ -112,7 +141,7 @@ async fn create(shared: &Shared, new: &NewTask, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-async fn create_in(
+pub async fn create_in(
     shared: &Shared,
     client: &Object,
     new: &NewTask,
@@ -125,20 +154,31 @@ async fn create_in(
     let columns = TaskColumns::of(&batch)?;
     let changed: Vec<&TaskView> = batch.changed().map(|(_, view)| view).collect();
     let machines: Vec<&str> = changed.iter().map(|view| view.machine.as_str()).collect();
-    let versions: Vec<i32> = changed.iter().map(|view| version_number(view.version)).collect();
     let titles: Vec<Option<String>> =
         changed.iter().map(|view| view.title.as_deref().map(|title| storable(title).into_owned())).collect();
     let correlations: Vec<String> = changed.iter().map(|view| storable(&view.correlation).into_owned()).collect();
+    let tags = changed
+        .iter()
+        .map(|view| Ok(tags_text(&view.tags)?.map(|tags| storable(&tags).into_owned())))
+        .collect::<Result<Vec<Option<String>>>>()?;
     let mut parameters = columns.parameters().to_vec();
-    parameters.extend([&machines as &(dyn ToSql + Sync), &versions, &titles, &correlations]);
+    parameters.extend([&machines as &(dyn ToSql + Sync), &titles, &correlations, &tags]);
     client
         .execute(
-            "INSERT INTO faena.task (id, status, state, updated_at, ended_at, due_at, approval, body, machine, version, title, correlation)
+            "INSERT INTO faena.task (id, status, state, updated_at, ended_at, due_at, approval, body, version, entered_at, machine, title, correlation, tags)
              SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[],
-                 $9::text[], $10::int4[], $11::text[], $12::text[])",
+                 $9::int4[], $10::int8[], $11::text[], $12::text[], $13::text[], $14::text[])",
             &parameters,
         )
         .await?;
+    if !new.tags.is_empty() {
+        let tags: Vec<String> = new.tags.iter().map(|tag| storable(tag).into_owned()).collect();
+        let sql = "INSERT INTO faena.task_tag (tag, task) SELECT unnest($1::text[]), $2 ON CONFLICT DO NOTHING";
+        client.execute(sql, &[&tags, &new.id.0]).await?;
+    }
+    if let Some(entry) = &new.audit {
+        audit::add(client, entry, now).await?;
+    }
     after_commit.has_tasks = true;
     write(shared, client, plan, lanes, after_commit, now).await.map(|_| ())
 }
@@ -154,6 +194,8 @@ struct TaskColumns {
     due_at: Vec<Option<i64>>,
     approvals: Vec<bool>,
     bodies: Vec<String>,
+    versions: Vec<i32>,
+    entered_at: Vec<i64>,
 }
 
 impl TaskColumns {
@@ -168,11 +210,13 @@ impl TaskColumns {
             columns.due_at.push(view.task.due().map(Timestamp::as_ms));
             columns.approvals.push(view.task.approval.is_some());
             columns.bodies.push(to_text(&view.task)?);
+            columns.versions.push(version_number(view.version));
+            columns.entered_at.push(entered_at(&view.task).as_ms());
         }
         Ok(columns)
     }
 
-    fn parameters(&self) -> [&(dyn ToSql + Sync); 8] {
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 10] {
         [
             &self.ids,
             &self.statuses,
@@ -182,6 +226,8 @@ impl TaskColumns {
             &self.due_at,
             &self.approvals,
             &self.bodies,
+            &self.versions,
+            &self.entered_at,
         ]
     }
 }
@@ -218,7 +264,7 @@ pub async fn run(shared: &Shared, calls: Vec<Call>) {
 }
 
 /// Inputs of one caller, with its time.
-type TimedInputs = (Vec<TaskInput>, Timestamp);
+pub type TimedInputs = (Vec<TaskInput>, Timestamp);
 
 async fn apply(shared: &Shared, calls: &[TimedInputs]) -> Result<Vec<Option<TaskAnswer>>> {
     let client = shared.begin().await?;
@@ -235,11 +281,22 @@ async fn apply_in(
     calls: &[TimedInputs],
     after_commit: &mut AfterCommit,
 ) -> Result<Vec<Option<TaskAnswer>>> {
+    apply_to(shared, client, calls, None, after_commit).await
+}
+
+/// Applies inputs to those tasks that match `only`.
+pub async fn apply_to(
+    shared: &Shared,
+    client: &Object,
+    calls: &[TimedInputs],
+    only: Option<TaskFilter>,
+    after_commit: &mut AfterCommit,
+) -> Result<Vec<Option<TaskAnswer>>> {
     let all: Vec<&TaskInput> = calls.iter().flat_map(|(inputs, _)| inputs).collect();
     let ids: Vec<Uuid> = task_ids(&all).into_iter().map(|id| id.0).collect();
     let sql = format!("SELECT {COLUMNS} FROM faena.task WHERE id = ANY($1) ORDER BY id FOR UPDATE");
     let statement = client.prepare_cached(&sql).await?;
-    let mut batch = Batch::default();
+    let mut batch = Batch { only, ..Batch::default() };
     for row in client.query(&statement, &[&ids]).await? {
         let row = task_row(&row);
         let id = TaskId(row.id);
@@ -254,14 +311,16 @@ async fn apply_in(
     }
     let now = calls.iter().map(|(_, now)| *now).max().unwrap_or_default();
     let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
+    after_commit.deadlines_missed += plan.deadlines_missed();
     let columns = TaskColumns::of(&batch)?;
     if !columns.ids.is_empty() {
         let statement = client
             .prepare_cached(
                 "UPDATE faena.task t SET status = c.status, state = c.state, updated_at = c.updated_at, ended_at = c.ended_at,
-                     due_at = c.due_at, approval = c.approval, body = c.body
-                 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[])
-                     AS c(id, status, state, updated_at, ended_at, due_at, approval, body)
+                     due_at = c.due_at, approval = c.approval, body = c.body, version = c.version,
+                     entered_at = c.entered_at
+                 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[],
+                     $9::int4[], $10::int8[]) AS c(id, status, state, updated_at, ended_at, due_at, approval, body, version, entered_at)
                  WHERE t.id = c.id",
             )
             .await?;
@@ -390,8 +449,9 @@ async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<TasksFire
     let mut after_commit = AfterCommit::default();
     let result = fire_in(shared, &client, limit, &mut after_commit, now).await;
     let fired = client.end(result).await?;
+    let deadlines_missed = after_commit.deadlines_missed;
     after_commit.send(shared);
-    Ok(fired)
+    Ok(TasksFired { deadlines_missed, ..fired })
 }
 
 async fn fire_in(
@@ -422,7 +482,8 @@ async fn fire_in(
         .await?;
     let row = client.query_one(&statement, &[]).await?;
     let next_at: Option<i64> = row.get(0);
-    Ok(TasksFired { tasks, jobs: ended, next_at: next_at.map(Timestamp::from_ms), has_jobs: row.get(1) })
+    let next_at = next_at.map(Timestamp::from_ms);
+    Ok(TasksFired { tasks, jobs: ended, next_at, has_jobs: row.get(1), ..TasksFired::default() })
 }
 
 const ENDED_JOBS: &str = sql!(
@@ -462,15 +523,16 @@ fn row_end(row: &Row) -> JobEnd {
     }
 }
 
-fn task_row(row: &Row) -> TaskRow {
+pub fn task_row(row: &Row) -> TaskRow {
     TaskRow {
         id: row.get(0),
         machine: row.get(1),
         version: from_version_number(row.get(2)),
         title: row.get(3),
         correlation: row.get(4),
-        updated_at: row.get(5),
-        body: row.get(6),
+        tags: row.get(5),
+        updated_at: row.get(6),
+        body: row.get(7),
     }
 }
 
@@ -479,43 +541,6 @@ async fn get(shared: &Shared, id: TaskId) -> Result<Option<TaskView>> {
     let sql = format!("SELECT {COLUMNS} FROM faena.task WHERE id = $1");
     let row = client.query_opt(&sql, &[&id.0]).await.map_err(Into::into);
     client.return_to_pool(row)?.map(|row| task_row(&row).view()).transpose()
-}
-
-async fn list(
-    shared: &Shared,
-    filter: &TaskFilter,
-    before: Option<TaskId>,
-    limit: usize,
-) -> Result<(Vec<TaskView>, u64)> {
-    let client = shared.client().await?;
-    let result = list_in(&client, filter, before, limit).await;
-    client.return_to_pool(result)
-}
-
-async fn list_in(
-    client: &Object,
-    filter: &TaskFilter,
-    before: Option<TaskId>,
-    limit: usize,
-) -> Result<(Vec<TaskView>, u64)> {
-    let condition = "($1::text IS NULL OR machine = $1) AND ($2::int4 IS NULL OR version = $2) AND ($3::text IS NULL OR status = $3)
-         AND ($4::text IS NULL OR $4 = ANY(string_to_array(state, '.')) OR state = $4 OR state LIKE $4 || '.%')
-         AND ($5::text IS NULL OR correlation = $5) AND (NOT $6::bool OR approval)";
-    let (version, status) = (filter.version.map(version_number), filter.status.map(status_text));
-    let parameters: [&(dyn ToSql + Sync); 6] =
-        [&filter.machine, &version, &status, &filter.state, &filter.correlation, &filter.approval];
-    let sql =
-        format!("SELECT count(*) FROM (SELECT FROM faena.task WHERE {condition} LIMIT {COUNT_LIMIT}) AS matching");
-    let total: i64 = client.query_one(&sql, &parameters).await?.get(0);
-    let sql = format!(
-        "SELECT {COLUMNS} FROM faena.task WHERE {condition} AND ($7::uuid IS NULL OR id < $7) ORDER BY id DESC LIMIT $8"
-    );
-    let (before, limit) = (before.map(|id| id.0), i64::try_from(limit).unwrap_or(i64::MAX));
-    let mut parameters = parameters.to_vec();
-    parameters.extend([&before as &(dyn ToSql + Sync), &limit]);
-    let rows = client.query(&sql, &parameters).await?;
-    let tasks: Result<Vec<TaskView>> = rows.iter().map(|row| task_row(row).view()).collect();
-    Ok((tasks?, u64::try_from(total).unwrap_or_default()))
 }
 
 async fn history(shared: &Shared, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
@@ -540,9 +565,13 @@ async fn prune_in(client: &Object, before: Timestamp, limit: usize) -> Result<us
                    SELECT id FROM faena.task WHERE ended_at < $1 ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)
                RETURNING id";
     let ids: Vec<Uuid> = client.query(sql, &[&before.as_ms(), &limit]).await?.iter().map(|row| row.get(0)).collect();
-    for (table, column) in
-        [("task_record", "task"), ("task_inbox", "task"), ("task_job", "task"), ("event_head", "subject")]
-    {
+    for (table, column) in [
+        ("task_record", "task"),
+        ("task_inbox", "task"),
+        ("task_job", "task"),
+        ("task_tag", "task"),
+        ("event_head", "subject"),
+    ] {
         client.execute(&format!("DELETE FROM faena.{table} WHERE {column} = ANY($1)"), &[&ids]).await?;
     }
     Ok(ids.len())

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::{Sqlite, audit, writer::Tx};
 use crate::{
     ApiKeyStore, KeyRotation, Result, Signal,
-    api_keys::{ApiKeyRow, COLUMNS, cannot_rotate, key_audit, queues_text, scopes_text},
+    api_keys::{ApiKeyRow, COLUMNS, cannot_rotate, groups_text, key_audit, queues_text, scopes_text},
 };
 
 #[async_trait]
@@ -80,15 +80,16 @@ fn read_row(row: &Row<'_>) -> rusqlite::Result<ApiKeyRow> {
         name: row.get(2)?,
         scopes: row.get(3)?,
         queues: row.get(4)?,
-        hash: row.get(5)?,
-        previous_hash: row.get(6)?,
-        previous_valid_until: row.get(7)?,
-        created_at: row.get(8)?,
-        created_by: row.get(9)?,
-        expires_at: row.get(10)?,
-        rotated_at: row.get(11)?,
-        revoked_at: row.get(12)?,
-        last_used_at: row.get(13)?,
+        groups: row.get(5)?,
+        hash: row.get(6)?,
+        previous_hash: row.get(7)?,
+        previous_valid_until: row.get(8)?,
+        created_at: row.get(9)?,
+        created_by: row.get(10)?,
+        expires_at: row.get(11)?,
+        rotated_at: row.get(12)?,
+        revoked_at: row.get(13)?,
+        last_used_at: row.get(14)?,
     })
 }
 
@@ -100,14 +101,16 @@ fn create(tx: &Tx, stored: &StoredApiKey, by: &str, now: Timestamp) -> Result<()
     let key = &stored.key;
     let expires_at = key.expires_at.map(Timestamp::as_ms);
     tx.connection.execute(
-        "INSERT INTO api_key (id, lookup, name, scopes, queues, hash, created_at, created_by, expires_at)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO api_key (id, lookup, name, scopes, queues, groups, hash, created_at, created_by,
+              expires_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             key.id.0,
             &key.lookup,
             &key.name,
             scopes_text(key),
             queues_text(key),
+            groups_text(key),
             stored.hash.0,
             now.as_ms(),
             by,

@@ -4,9 +4,9 @@ use async_trait::async_trait;
 use faena_domain::{BulkId, JobId, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::{Sqlite, audit, change, events, read, writer::Tx};
+use super::{Sqlite, audit, change, events, machines::definition, read, tasks, writer::Tx};
 use crate::{
-    Bulk, BulkAction, BulkStep, BulkStore, COUNT_LIMIT, NewBulk, Result, StoreError,
+    Bulk, BulkAction, BulkStep, BulkStore, BulkWork, COUNT_LIMIT, Filter, NewBulk, Result, StoreError, TaskBulk,
     audit::retried_by,
     bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
 };
@@ -49,12 +49,12 @@ pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Resu
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         (
             bulk.id.0,
-            bulk.action.as_str(),
-            bulk.filter.shown().to_string(),
+            bulk.work.name(),
+            bulk.work.shown().to_string(),
             &bulk.actor,
             bulk.per_second.map_or(0, i64::from),
             now.as_ms(),
-            bulk.up_to.0,
+            bulk.up_to,
             i64::try_from(bulk.matched).unwrap_or(i64::MAX),
             due_at.as_ms(),
         ),
@@ -94,10 +94,18 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
     if !stands.is_some_and(|(last, due_at)| is_where(step, last, due_at)) {
         return Ok(false);
     }
-    let mut acted = Acted::default();
-    for id in &step.ids {
-        acted.count(events::with_actor(tx, &step.bulk.actor, |tx| act_on(tx, &step.bulk, *id, now)))?;
-    }
+    let acted = match &step.bulk.work {
+        BulkWork::Jobs { action, filter } => {
+            let mut acted = Acted::default();
+            for id in &step.ids {
+                let acted_on =
+                    events::with_actor(tx, &step.bulk.actor, |tx| act_on(tx, *action, filter, JobId(*id), now));
+                acted.count(acted_on)?;
+            }
+            acted
+        }
+        BulkWork::Tasks(work) => act_on_tasks(tx, step, work, now)?,
+    };
     let (done, skipped): (i64, i64) = tx
         .connection
         .prepare_cached(
@@ -106,7 +114,7 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
              WHERE id = ?1 RETURNING done, skipped",
         )?
         .query_row(
-            (id, step.last.map(|id| id.0), acted.done, acted.skipped, step.due_at.map(Timestamp::as_ms), now.as_ms()),
+            (id, step.last, acted.done, acted.skipped, step.due_at.map(Timestamp::as_ms), now.as_ms()),
             |row| Ok((row.get(0)?, row.get(1)?)),
         )?;
     if step.due_at.is_none() {
@@ -116,16 +124,23 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
 }
 
 /// Processes one job: rejects it before anything is written, or does everything.
-fn act_on(tx: &Tx, bulk: &Bulk, id: JobId, now: Timestamp) -> Result<()> {
+fn act_on(tx: &Tx, action: BulkAction, filter: &Filter, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
-    if !bulk.filter.states.contains(&state) {
+    if !filter.states.contains(&state) {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be acted on" });
     }
-    match bulk.action {
+    match action {
         BulkAction::Cancel => change::cancel(tx, id, CANCEL_REASON, now).map(|_| ()),
         BulkAction::Retry => change::retry(tx, id, &retried_by(None), now).map(|_| ()),
         BulkAction::Delete => change::delete(tx, id, now),
     }
+}
+
+/// Applies the action to tasks that still match.
+fn act_on_tasks(tx: &Tx, step: &BulkStep, work: &TaskBulk, now: Timestamp) -> Result<Acted> {
+    let target = work.target().map(|(machine, version)| definition(tx, machine, version)).transpose()?;
+    let inputs = work.inputs(&step.bulk, &step.ids, target, now);
+    Ok(Acted::of(tasks::apply_to(tx, inputs, Some(work.filter.clone()), now)?.0))
 }
 
 pub fn stop(tx: &Tx, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {

@@ -15,6 +15,7 @@ use crate::{
     doctor::{
         Cell, Collector, Dialect, Fix, Inspection, Progress, Statement, check_schema, code_of, fixes, no_database,
         steps,
+        tasks::{self, TaskRepair},
     },
 };
 
@@ -265,6 +266,15 @@ fn fix_in(tx: &Tx, fix: &Fix, now: Timestamp) -> Result<u64> {
                 count += 1;
             }
             Ok(count)
+        }
+        Fix::Tasks => {
+            let (mut repair, mut made) = (TaskRepair::default(), Vec::new());
+            for_each(tx.connection, tasks::MACHINES, |row| repair.add_machine(row))?;
+            for_each(tx.connection, tasks::ALL_TASKS, |row| made.extend(repair.statement(&dialect, row)))?;
+            for sql in &made {
+                tx.connection.execute(sql, [])?;
+            }
+            Ok(made.len() as u64)
         }
         Fix::Recount => {
             let mut drift = Vec::new();

@@ -185,6 +185,12 @@ pub fn list(connection: &Connection, query: &EventQuery, limit: usize) -> Result
             .prepare_cached(&format!("SELECT {COLUMNS} FROM event WHERE correlation = ? ORDER BY position LIMIT ?"))?
             .query_map((id, limit), row)?
             .collect(),
+        EventQuery::Subject { id, after } => connection
+            .prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM event WHERE subject = ? AND sequence > ? ORDER BY sequence LIMIT ?"
+            ))?
+            .query_map((id, after, limit), row)?
+            .collect(),
     };
     Ok(rows?)
 }

@@ -30,6 +30,7 @@ mod search;
 mod position;
 mod submit;
 mod tasks;
+mod usage;
 mod webhooks;
 mod workers;
 mod writer;
@@ -49,7 +50,7 @@ use tokio::sync::broadcast;
 
 use crate::{
     Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
-    migrate, rules::RuleCache, tasks::MachineCache,
+    migrate, rules::RuleCache, task_meter::TaskMeter, tasks::MachineCache,
 };
 use writer::Writer;
 
@@ -68,6 +69,7 @@ pub struct Shared {
     pub rules: RuleCache,
     pub api_keys: ApiKeyCache,
     pub machines: MachineCache,
+    pub task_meter: TaskMeter,
     pub round_robin: RoundRobin,
     /// Whether a subscription to events exists.
     pub events_on: AtomicBool,
@@ -125,6 +127,7 @@ impl Sqlite {
             rules: RuleCache::default(),
             api_keys: ApiKeyCache::default(),
             machines: MachineCache::default(),
+            task_meter: TaskMeter::default(),
             round_robin: RoundRobin::default(),
             events_on: AtomicBool::default(),
         });

@@ -13,8 +13,8 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest, OutboxTaken,
-    Partition, PublishingNode, Republish, Result, SinkView, Submitted,
+    DeadEvent, DeadFilter, MAX_ATTEMPTS, NewTask, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest,
+    OutboxTaken, Partition, PublishingNode, Republish, Result, SinkView, Submitted,
     outbox::{self, Lease, MAX_COUNTED, PartitionLeases, rejected_while_owned},
 };
 
@@ -96,6 +96,11 @@ impl OutboxStore for Sqlite {
     ) -> Result<Option<Vec<Submitted>>> {
         let (consumer, message) = (consumer.to_owned(), message.to_owned());
         self.writer.call(move |tx| inbox::submit(tx, &consumer, &message, jobs, now)).await
+    }
+
+    async fn inbox_task(&self, consumer: &str, message: &str, task: NewTask, now: Timestamp) -> Result<bool> {
+        let (consumer, message) = (consumer.to_owned(), message.to_owned());
+        self.writer.call(move |tx| inbox::create_task(tx, &consumer, &message, &task, now)).await
     }
 }
 

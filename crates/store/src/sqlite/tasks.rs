@@ -1,25 +1,27 @@
 //! Machines and tasks.
 
+use std::time::Instant;
+
 use async_trait::async_trait;
 use faena_domain::{JobId, TaskId, Timestamp};
 use faena_machine::{Input, Record};
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter, types::Value};
 
 use super::{
-    Sqlite, events,
+    Sqlite, audit, events,
     machines::{definition, machine, machines, register},
     submit::{lane_of, submit},
     writer::Tx,
 };
 use crate::{
-    COUNT_LIMIT, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StoreError, StoredMachine, TaskAnswer,
-    TaskFilter, TaskInput, TaskStore, TaskView, TasksFired,
+    COUNT_LIMIT, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError, StoredMachine,
+    TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskStore, TaskView, TasksFired, TasksInState,
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
     tasks::{
-        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, event_ids, job_end, status_text, task_ids,
-        to_text,
+        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, entered_at, event_ids, job_end, status_text,
+        tags_text, task_ids, to_text,
     },
 };
 
@@ -44,11 +46,24 @@ impl TaskStore for Sqlite {
     }
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
-        self.writer.call(move |tx| apply(tx, inputs, now)).await
+        let started = Instant::now();
+        let (answers, _) = self.writer.call(move |tx| apply(tx, inputs, now)).await?;
+        self.shared.task_meter.count(&answers, started.elapsed());
+        Ok(answers)
     }
 
     async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired> {
-        self.writer.call(move |tx| fire(tx, limit, now)).await
+        let fired = self.writer.call(move |tx| fire(tx, limit, now)).await?;
+        self.shared.task_meter.count_fired(&fired);
+        Ok(fired)
+    }
+
+    async fn task_figures(&self) -> Result<TaskFigures> {
+        self.read(|connection, _| figures(connection)).await
+    }
+
+    fn task_measures(&self) -> TaskMeasures {
+        self.shared.task_meter.measures()
     }
 
     async fn task_get(&self, id: TaskId) -> Result<Option<TaskView>> {
@@ -64,6 +79,22 @@ impl TaskStore for Sqlite {
         self.read(move |connection, _| list(connection, &filter, before, limit)).await
     }
 
+    async fn task_find(
+        &self,
+        filter: &TaskFilter,
+        after: Option<TaskId>,
+        up_to: TaskId,
+        limit: usize,
+    ) -> Result<Vec<TaskId>> {
+        let filter = filter.clone();
+        self.read(move |connection, _| find(connection, &filter, after, up_to, limit)).await
+    }
+
+    async fn task_states(&self, machine: &str, version: u32) -> Result<Vec<StateCount>> {
+        let machine = machine.to_owned();
+        self.read(move |connection, _| states(connection, &machine, version)).await
+    }
+
     async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
         self.read(move |connection, _| history(connection, id, after, limit)).await
     }
@@ -73,20 +104,27 @@ impl TaskStore for Sqlite {
     }
 }
 
-fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
+pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
     let mut batch = Batch::default();
     let mut plan = batch.plan_new(new, now);
     check_jobs(tx, &mut batch, &mut plan, now)?;
     for (id, view) in batch.changed() {
-        let sql = "INSERT INTO task (id, machine, version, title, correlation, status, state, updated_at, ended_at, due_at, approval, body)
-             VALUES (?12, ?9, ?10, ?11, ?8, ?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        let sql = "INSERT INTO task (id, machine, version, title, correlation, tags, status, state, updated_at, ended_at, due_at, approval, body, entered_at)
+             VALUES (?14, ?11, ?8, ?12, ?10, ?13, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9)";
         let extra: [Value; 4] = [
             view.correlation.clone().into(),
             view.machine.clone().into(),
-            view.version.into(),
             view.title.clone().map_or(Value::Null, Value::from),
+            tags_text(&view.tags)?.map_or(Value::Null, Value::from),
         ];
         write_task(tx, sql, id, view, extra)?;
+        let mut insert = tx.connection.prepare_cached("INSERT OR IGNORE INTO task_tag (tag, task) VALUES (?, ?)")?;
+        for tag in &view.tags {
+            insert.execute((tag, id.0))?;
+        }
+    }
+    if let Some(entry) = &new.audit {
+        audit::add(tx, entry, now)?;
     }
     write(tx, plan, now).map(|_| ())
 }
@@ -96,7 +134,7 @@ fn write_task<const N: usize>(tx: &Tx, sql: &str, id: TaskId, view: &TaskView, e
     let task = &view.task;
     let time = |at: Option<Timestamp>| at.map_or(Value::Null, |at| at.as_ms().into());
     let body = to_text(task)?;
-    let columns: [Value; 7] = [
+    let columns: [Value; 9] = [
         status_text(task.status).to_owned().into(),
         task.state().into(),
         view.updated_at.as_ms().into(),
@@ -104,6 +142,8 @@ fn write_task<const N: usize>(tx: &Tx, sql: &str, id: TaskId, view: &TaskView, e
         time(task.due()),
         i64::from(task.approval.is_some()).into(),
         body.into(),
+        view.version.into(),
+        entered_at(task).as_ms().into(),
     ];
     let all = columns.into_iter().chain(extra).chain([Value::Blob(id.0.as_bytes().to_vec())]);
     tx.connection.prepare_cached(sql)?.execute(params_from_iter(all))?;
@@ -113,8 +153,19 @@ fn write_task<const N: usize>(tx: &Tx, sql: &str, id: TaskId, view: &TaskView, e
     Ok(())
 }
 
-fn apply(tx: &Tx, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
-    let mut batch = Batch::default();
+/// Applies inputs. Returns the answers, and how many deadlines were missed.
+fn apply(tx: &Tx, inputs: Vec<TaskInput>, now: Timestamp) -> Result<(Vec<Option<TaskAnswer>>, usize)> {
+    apply_to(tx, inputs, None, now)
+}
+
+/// Applies inputs to those tasks that match `only`.
+pub fn apply_to(
+    tx: &Tx,
+    inputs: Vec<TaskInput>,
+    only: Option<TaskFilter>,
+    now: Timestamp,
+) -> Result<(Vec<Option<TaskAnswer>>, usize)> {
+    let mut batch = Batch { only, ..Batch::default() };
     let all: Vec<&TaskInput> = inputs.iter().collect();
     for id in task_ids(&all) {
         if let Some(view) = get(tx.connection, id)? {
@@ -133,11 +184,12 @@ fn apply(tx: &Tx, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<T
     batch.plan(&mut plan, inputs, now);
     check_jobs(tx, &mut batch, &mut plan, now)?;
     for (id, view) in batch.changed() {
-        let sql = "UPDATE task SET status = ?1, state = ?2, updated_at = ?3, ended_at = ?4, due_at = ?5, approval = ?6, body = ?7
-             WHERE id = ?8";
+        let sql = "UPDATE task SET status = ?1, state = ?2, updated_at = ?3, ended_at = ?4, due_at = ?5, approval = ?6, body = ?7, version = ?8, entered_at = ?9
+             WHERE id = ?10";
         write_task(tx, sql, id, view, [])?;
     }
-    write(tx, plan, now)
+    let deadlines_missed = plan.deadlines_missed();
+    write(tx, plan, now).map(|answers| (answers, deadlines_missed))
 }
 
 /// Refuses the jobs that cannot be submitted.
@@ -220,13 +272,14 @@ fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<TasksFired> {
         .collect::<rusqlite::Result<_>>()?;
     let (tasks, ended) = (due.len(), jobs.len());
     let timers = due.into_iter().map(|task| TaskInput { task, input: Input::Timers });
-    apply(tx, jobs.into_iter().chain(timers).collect(), now)?;
+    let (_, deadlines_missed) = apply(tx, jobs.into_iter().chain(timers).collect(), now)?;
     let next_at: Option<i64> = tx
         .connection
         .prepare_cached("SELECT min(due_at) FROM task WHERE due_at IS NOT NULL")?
         .query_row([], |row| row.get(0))?;
     let has_jobs = tx.connection.prepare_cached("SELECT 1 FROM task_job LIMIT 1")?.exists([])?;
-    Ok(TasksFired { tasks, jobs: ended, next_at: next_at.map(Timestamp::from_ms), has_jobs })
+    let next_at = next_at.map(Timestamp::from_ms);
+    Ok(TasksFired { tasks, jobs: ended, deadlines_missed, next_at, has_jobs })
 }
 
 const ENDED_JOBS: &str = sql!(
@@ -270,6 +323,27 @@ fn row_end(row: &Row<'_>) -> rusqlite::Result<JobEnd> {
     }
 }
 
+fn figures(connection: &Connection) -> Result<TaskFigures> {
+    // SQLite: the order of the tables makes it read only tasks that have not ended.
+    let mut statement = connection.prepare_cached(
+        "SELECT t.machine, t.state, count(*), min(t.entered_at) FROM machine m CROSS JOIN task t
+         ON t.machine = m.name AND t.version = m.version AND t.status IN ('running', 'paused') GROUP BY t.machine, t.state",
+    )?;
+    let rows = statement.query_map([], |row| {
+        let (tasks, since) = (row.get::<_, i64>(2)? as u64, Timestamp::from_ms(row.get(3)?));
+        Ok(TasksInState { machine: row.get(0)?, state: row.get(1)?, tasks, since })
+    })?;
+    let states = rows.collect::<rusqlite::Result<_>>()?;
+    let (approvals, oldest, next): (i64, Option<i64>, Option<i64>) = connection
+        .prepare_cached(
+            "SELECT count(*), min(entered_at), (SELECT min(due_at) FROM task WHERE due_at IS NOT NULL)
+             FROM task WHERE approval = 1",
+        )?
+        .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let (oldest_approval_at, next_at) = (oldest.map(Timestamp::from_ms), next.map(Timestamp::from_ms));
+    Ok(TaskFigures { states, approvals: approvals as u64, oldest_approval_at, next_at })
+}
+
 fn task_row(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
     Ok(TaskRow {
         id: row.get(0)?,
@@ -277,8 +351,9 @@ fn task_row(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
         version: row.get(2)?,
         title: row.get(3)?,
         correlation: row.get(4)?,
-        updated_at: row.get(5)?,
-        body: row.get(6)?,
+        tags: row.get(5)?,
+        updated_at: row.get(6)?,
+        body: row.get(7)?,
     })
 }
 
@@ -287,28 +362,74 @@ fn get(connection: &Connection, id: TaskId) -> Result<Option<TaskView>> {
     statement.query_row([id.0], task_row).optional()?.map(TaskRow::view).transpose()
 }
 
+const CONDITION: &str = "(?1 IS NULL OR machine = ?1) AND (?2 IS NULL OR version = ?2) AND (?3 IS NULL OR status = ?3)
+     AND (?4 IS NULL OR state = ?4 OR state LIKE ?4 || '.%' OR state LIKE '%.' || ?4 OR state LIKE '%.' || ?4 || '.%')
+     AND (?5 IS NULL OR correlation = ?5) AND (NOT ?6 OR approval = 1)
+     AND (?7 IS NULL OR EXISTS (SELECT 1 FROM task_tag g WHERE g.tag = ?7 AND g.task = task.id)) AND (NOT ?8 OR ended_at IS NULL)";
+
+/// Returns the parameters of [`CONDITION`].
+fn condition_values(filter: &TaskFilter) -> Vec<Value> {
+    let text = |text: Option<&str>| text.map_or(Value::Null, |text| text.to_owned().into());
+    vec![
+        text(filter.machine.as_deref()),
+        filter.version.map_or(Value::Null, Value::from),
+        text(filter.status.map(status_text)),
+        text(filter.state.as_deref()),
+        text(filter.correlation.as_deref()),
+        i64::from(filter.approval).into(),
+        text(filter.tag.as_deref()),
+        i64::from(filter.open).into(),
+    ]
+}
+
+fn id_value(id: Option<TaskId>) -> Value {
+    id.map_or(Value::Null, |id| Value::Blob(id.0.as_bytes().to_vec()))
+}
+
 fn list(
     connection: &Connection,
     filter: &TaskFilter,
     before: Option<TaskId>,
     limit: usize,
 ) -> Result<(Vec<TaskView>, u64)> {
-    let condition = "(?1 IS NULL OR machine = ?1) AND (?2 IS NULL OR version = ?2) AND (?3 IS NULL OR status = ?3)
-         AND (?4 IS NULL OR state = ?4 OR state LIKE ?4 || '.%' OR state LIKE '%.' || ?4 OR state LIKE '%.' || ?4 || '.%')
-         AND (?5 IS NULL OR correlation = ?5) AND (NOT ?6 OR approval = 1)";
-    let status = filter.status.map(status_text);
-    let parameters = (&filter.machine, filter.version, status, &filter.state, &filter.correlation, filter.approval);
-    let count = format!("SELECT count(*) FROM (SELECT 1 FROM task WHERE {condition} LIMIT {COUNT_LIMIT})");
-    let total: i64 = connection.prepare_cached(&count)?.query_row(parameters, |row| row.get(0))?;
+    let mut values = condition_values(filter);
+    let count = format!("SELECT count(*) FROM (SELECT 1 FROM task WHERE {CONDITION} LIMIT {COUNT_LIMIT})");
+    let total: i64 = connection.prepare_cached(&count)?.query_row(params_from_iter(&values), |row| row.get(0))?;
     let sql =
-        format!("SELECT {COLUMNS} FROM task WHERE {condition} AND (?7 IS NULL OR id < ?7) ORDER BY id DESC LIMIT ?8");
+        format!("SELECT {COLUMNS} FROM task WHERE {CONDITION} AND (?9 IS NULL OR id < ?9) ORDER BY id DESC LIMIT ?10");
     let mut statement = connection.prepare_cached(&sql)?;
-    let (machine, version, status, state, correlation, approval) = parameters;
-    let before = before.map(|id| id.0);
-    let rows = statement
-        .query_map((machine, version, status, state, correlation, approval, before, limit as i64), task_row)?;
+    values.extend([id_value(before), (limit as i64).into()]);
+    let rows = statement.query_map(params_from_iter(&values), task_row)?;
     let tasks: Result<Vec<TaskView>> = rows.map(|row| row?.view()).collect();
     Ok((tasks?, total as u64))
+}
+
+fn find(
+    connection: &Connection,
+    filter: &TaskFilter,
+    after: Option<TaskId>,
+    up_to: TaskId,
+    limit: usize,
+) -> Result<Vec<TaskId>> {
+    let sql = format!(
+        "SELECT id FROM task WHERE {CONDITION} AND (?9 IS NULL OR id > ?9) AND id <= ?10 ORDER BY id LIMIT ?11"
+    );
+    let mut values = condition_values(filter);
+    values.extend([id_value(after), id_value(Some(up_to)), (limit as i64).into()]);
+    let mut statement = connection.prepare_cached(&sql)?;
+    let ids = statement.query_map(params_from_iter(&values), |row| Ok(TaskId(row.get(0)?)))?;
+    Ok(ids.collect::<rusqlite::Result<_>>()?)
+}
+
+fn states(connection: &Connection, machine: &str, version: u32) -> Result<Vec<StateCount>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT state, count(*) FROM task WHERE machine = ? AND version = ? AND status IN ('running', 'paused')
+         GROUP BY state ORDER BY state",
+    )?;
+    let rows = statement.query_map((machine, version), |row| {
+        Ok(StateCount { state: row.get(0)?, tasks: row.get::<_, i64>(1)? as u64 })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
 fn history(connection: &Connection, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
@@ -330,6 +451,7 @@ fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<usize> {
             "DELETE FROM task_record WHERE task = ?",
             "DELETE FROM task_inbox WHERE task = ?",
             "DELETE FROM task_job WHERE task = ?",
+            "DELETE FROM task_tag WHERE task = ?",
             "DELETE FROM event_head WHERE subject = ?",
             "DELETE FROM task WHERE id = ?",
         ] {

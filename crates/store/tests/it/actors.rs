@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use faena_domain::{BulkId, JobId, JobState, NodeId, Timestamp, WorkerKind};
 use faena_store::{
-    BulkAction, BulkStep, EventQuery, EventSubscription, Filter, GUARDIAN, NewBulk, RunEnd, RunOutcome, StoredEvent,
-    SubscriptionMode,
+    BulkAction, BulkStep, BulkWork, EventQuery, EventSubscription, Filter, GUARDIAN, NewBulk, RunEnd, RunOutcome,
+    StoredEvent, SubscriptionMode,
 };
 use futures_util::future::join_all;
 
@@ -100,11 +100,12 @@ pub async fn a_bulk_action_names_who_began_it(fixture: &Fixture) {
     let filter = Filter { states: vec![JobState::Failed], ..Filter::default() };
     let id = BulkId::new();
     let (action, actor) = (BulkAction::Retry, "key:ops".into());
-    let new = NewBulk { id, action, filter, actor, per_second: None, up_to: job.id, matched: 1 };
+    let work = BulkWork::Jobs { action, filter };
+    let new = NewBulk { id, work, actor, per_second: None, up_to: job.id.0, matched: 1 };
     fixture.store.bulk_begin(new, fixture.at(2), fixture.at(2)).await.unwrap();
     let bulk = fixture.store.bulk_get(id).await.unwrap().unwrap();
     // The second id is skipped, which must not leave its actor behind.
-    let ids = vec![job.id, fixture.submit(fixture.job("a", 2)).await];
+    let ids = vec![job.id.0, fixture.submit(fixture.job("a", 2)).await.0];
     let step = BulkStep { bulk, last: ids.last().copied(), ids, due_at: None };
     assert!(fixture.store.bulk_step(step, fixture.at(3)).await.unwrap());
     assert_eq!(last_actor(fixture, job.id).await, "PENDING key:ops");

@@ -1,7 +1,7 @@
 //! Bulk actions: processed in steps, each job once, even if a node dies.
 
 use faena_domain::{BulkId, JobId, JobOptions, JobState, NewJob};
-use faena_store::{AuditFilter, Bulk, BulkAction, BulkStep, Filter, NewBulk, Retention};
+use faena_store::{AuditFilter, Bulk, BulkAction, BulkStep, BulkWork, Filter, NewBulk, Retention};
 
 use crate::support::Fixture;
 
@@ -14,7 +14,8 @@ async fn begin(
 ) -> Bulk {
     let id = BulkId::new();
     let filter = Filter { states, queue: Some("default".into()), ..Filter::default() };
-    let new = NewBulk { id, action, filter, actor: "ana".into(), per_second, up_to, matched: 9 };
+    let work = BulkWork::Jobs { action, filter };
+    let new = NewBulk { id, work, actor: "ana".into(), per_second, up_to: up_to.0, matched: 9 };
     fixture.store.bulk_begin(new, fixture.at(100), fixture.at(100)).await.unwrap();
     get(fixture, id).await
 }
@@ -26,7 +27,8 @@ async fn get(fixture: &Fixture, id: BulkId) -> Bulk {
 /// Returns a step that processes these jobs, after which the action continues at `due_ms`, or is finished.
 fn step(fixture: &Fixture, bulk: &Bulk, ids: &[JobId], due_ms: Option<i64>) -> BulkStep {
     let due_at = due_ms.map(|ms| fixture.at(ms));
-    BulkStep { bulk: bulk.clone(), ids: ids.to_vec(), last: ids.last().copied(), due_at }
+    let ids: Vec<uuid::Uuid> = ids.iter().map(|id| id.0).collect();
+    BulkStep { bulk: bulk.clone(), last: ids.last().copied(), ids, due_at }
 }
 
 async fn audit(fixture: &Fixture) -> Vec<(String, u64)> {
@@ -45,7 +47,7 @@ pub async fn an_action_proceeds_step_by_step_to_its_end(fixture: &Fixture) {
         [JobState::Cancelled, JobState::Cancelled, JobState::Queued]
     );
     let bulk = get(fixture, bulk.id).await;
-    assert_eq!((bulk.done, bulk.skipped, bulk.last, bulk.due_at), (2, 0, Some(ids[1]), Some(fixture.at(500))));
+    assert_eq!((bulk.done, bulk.skipped, bulk.last, bulk.due_at), (2, 0, Some(ids[1].0), Some(fixture.at(500))));
     assert!(fixture.store.bulk_step(step(fixture, &bulk, &ids[2..], None), fixture.at(500)).await.unwrap());
     let finished = get(fixture, bulk.id).await;
     assert_eq!((finished.done, finished.due_at, finished.finished_at), (4, None, Some(fixture.at(500))));

@@ -15,6 +15,7 @@ mod changes;
 mod claims;
 mod doctor;
 mod doctor_reports;
+mod doctor_tasks;
 mod ends;
 mod events;
 mod dependents;
@@ -33,8 +34,10 @@ mod schedules;
 mod outbox;
 mod submits;
 mod support;
+mod task_operations;
 mod tasks;
 mod times;
+mod usage;
 mod webhooks;
 mod workers;
 mod lost_workers;
@@ -62,6 +65,8 @@ behaviours! {
     tasks:
         a_version_of_a_machine_never_changes,
         an_event_is_applied_once_and_answered_alike,
+        a_message_creates_its_task_once,
+        open_tasks_are_counted_by_machine_and_state,
         a_refused_event_changes_nothing_and_may_be_sent_again,
         the_end_of_a_job_continues_its_task,
         a_failed_or_deleted_job_continues_its_task_too,
@@ -71,6 +76,25 @@ behaviours! {
         tasks_are_listed_by_machine_state_and_approval,
         old_tasks_are_deleted_with_everything_they_wrote,
         random_inputs_give_the_same_history_as_the_pure_step;
+    task_operations:
+        a_task_is_found_by_its_tags,
+        a_fork_starts_where_the_history_says,
+        an_event_reaches_every_matching_task_once,
+        tasks_that_changed_meanwhile_are_skipped,
+        tasks_move_to_another_version_and_leave_the_old_one_behind,
+        a_migration_continues_where_another_node_stopped,
+        tasks_are_counted_by_state,
+        the_events_of_one_task_are_listed;
+    doctor_tasks:
+        healthy_tasks_in_every_state_have_no_finding,
+        a_task_without_its_timers_gets_them_again,
+        a_task_with_a_timer_of_another_state_loses_it,
+        wrong_columns_of_a_task_are_written_again,
+        records_events_and_jobs_of_a_missing_task_are_deleted,
+        a_broken_history_is_reported,
+        a_contradictory_or_unreadable_task_is_reported,
+        a_changed_or_missing_machine_is_reported,
+        an_overdue_timer_is_reported;
     history:
         totals_count_every_event_once_and_outlive_the_jobs,
         a_retried_job_fails_twice_and_is_created_once,
@@ -94,6 +118,9 @@ behaviours! {
         the_last_use_of_a_key_never_moves_back,
         an_unknown_key_is_reported_as_such,
         keys_survive_a_restart;
+    usage:
+        reservations_never_exceed_the_budget_of_a_day,
+        a_settled_reservation_counts_what_was_used;
     submits:
         a_submitted_job_can_be_read_back,
         a_batch_returns_its_ids_in_order,

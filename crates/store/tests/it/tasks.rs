@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Fixture, SeededRandom};
 
-fn coding_task() -> Arc<Definition> {
+pub fn coding_task() -> Arc<Definition> {
     Arc::new(Definition::parse(BUILT_IN[0].1).unwrap())
 }
 
@@ -36,12 +36,12 @@ states:
   EXPIRED: {final: true, ends: failure}
 ";
 
-async fn register(fixture: &Fixture, definition: &Arc<Definition>) {
+pub async fn register(fixture: &Fixture, definition: &Arc<Definition>) {
     let machine = NewMachine { definition: definition.clone() };
     fixture.store.machine_register(machine, "ana", fixture.at(0)).await.unwrap();
 }
 
-async fn new_task(fixture: &Fixture, definition: &Arc<Definition>, data: Value, ms: i64) -> TaskId {
+pub async fn new_task(fixture: &Fixture, definition: &Arc<Definition>, data: Value, ms: i64) -> TaskId {
     let id = TaskId::new();
     let first = create(definition, id.to_string(), "ana".into(), data, fixture.at(ms)).unwrap();
     let new = NewTask {
@@ -49,41 +49,44 @@ async fn new_task(fixture: &Fixture, definition: &Arc<Definition>, data: Value, 
         definition: definition.clone(),
         title: Some("a task".into()),
         correlation: format!("c-{id}"),
+        tags: vec!["sample".into()],
         first,
+        audit: None,
     };
     fixture.store.task_create(new, fixture.at(ms)).await.unwrap();
     id
 }
 
-async fn order(fixture: &Fixture) -> TaskId {
+pub async fn order(fixture: &Fixture) -> TaskId {
     let definition = Arc::new(Definition::parse(ORDER).unwrap());
     register(fixture, &definition).await;
     new_task(fixture, &definition, json!({"amount": 5}), 0).await
 }
 
-fn event(id: &str, kind: &str, payload: Value, at: Timestamp) -> Input {
+pub fn event(id: &str, kind: &str, payload: Value, at: Timestamp) -> Input {
     let (id, kind, actor) = (id.to_owned(), kind.to_owned(), "service".to_owned());
-    Input::Event(Event { id, kind, payload, actor, groups: Vec::new(), at })
+    let decider = Some(actor.as_str().into());
+    Input::Event(Event { id, kind, payload, actor, decider, at })
 }
 
-async fn apply(fixture: &Fixture, task: TaskId, input: Input, ms: i64) -> TaskAnswer {
+pub async fn apply(fixture: &Fixture, task: TaskId, input: Input, ms: i64) -> TaskAnswer {
     let inputs = vec![TaskInput { task, input }];
     fixture.store.task_apply(inputs, fixture.at(ms)).await.unwrap().remove(0).expect("a known task")
 }
 
-async fn send(fixture: &Fixture, task: TaskId, id: &str, kind: &str, ms: i64) -> TaskAnswer {
+pub async fn send(fixture: &Fixture, task: TaskId, id: &str, kind: &str, ms: i64) -> TaskAnswer {
     apply(fixture, task, event(id, kind, json!({}), fixture.at(ms)), ms).await
 }
 
-async fn state(fixture: &Fixture, task: TaskId) -> String {
+pub async fn state(fixture: &Fixture, task: TaskId) -> String {
     fixture.store.task_get(task).await.unwrap().unwrap().task.state()
 }
 
-async fn fire(fixture: &Fixture, ms: i64) -> TasksFired {
+pub async fn fire(fixture: &Fixture, ms: i64) -> TasksFired {
     fixture.store.task_fire(100, fixture.at(ms)).await.unwrap()
 }
 
-async fn history(fixture: &Fixture, task: TaskId) -> Vec<Record> {
+pub async fn history(fixture: &Fixture, task: TaskId) -> Vec<Record> {
     fixture.store.task_history(task, 0, 1_000).await.unwrap()
 }
 
@@ -216,7 +219,7 @@ pub async fn what_a_task_publishes_is_kept_without_a_subscription(fixture: &Fixt
     assert_eq!(kinds, ["task.created", "task.state.changed", "tarea.generar_plan"]);
     let command = &events[2];
     let data: Value = serde_json::from_str(&command.data).unwrap();
-    assert_eq!((command.subject, &data["payload"]), (task.0, &json!({"prompt": "p"})));
+    assert_eq!((command.subject, &data["payload"]), (task.0, &json!({"prompt": "p", "repositorioOrigen": "r"})));
     assert_eq!(data["metadata"]["taskId"], task.to_string());
     assert_eq!(data["metadata"]["traceId"], command.id.to_string(), "the trace id is the id of the event");
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2, 3]);
@@ -315,8 +318,7 @@ fn random_input(random: &mut SeededRandom, definition: &Definition, round: usize
     let kinds: Vec<&String> = definition.events.keys().collect();
     match random.below(10) {
         0 => Input::Decision {
-            actor: format!("person {}", random.below(3)),
-            groups: Vec::new(),
+            caller: format!("person {}", random.below(3)).as_str().into(),
             approve: random.below(2) == 0,
             hash: None,
             comment: None,
@@ -335,4 +337,63 @@ fn random_input(random: &mut SeededRandom, definition: &Definition, round: usize
             event(&format!("e{}", round.saturating_sub(random.below(3))), kind, payload, now)
         }
     }
+}
+
+pub async fn a_message_creates_its_task_once(fixture: &Fixture) {
+    let definition = Arc::new(Definition::parse(ORDER).unwrap());
+    register(fixture, &definition).await;
+    let create = async |consumer: &str, message: &str| {
+        let id = TaskId::new();
+        let first = create(&definition, id.to_string(), "ana".into(), json!({"amount": 5}), fixture.at(1)).unwrap();
+        let task = NewTask {
+            id,
+            definition: definition.clone(),
+            title: None,
+            correlation: "c".into(),
+            tags: Vec::new(),
+            first,
+            audit: None,
+        };
+        fixture.store.inbox_task(consumer, message, task, fixture.at(1)).await.unwrap()
+    };
+    let results = futures_util::future::join_all((0..8).map(|_| create("inbox:a", "m"))).await;
+    assert_eq!(results.into_iter().filter(|is_new| *is_new).count(), 1);
+    assert!(create("inbox:b", "m").await && create("inbox:a", "m2").await && !create("inbox:a", "m").await);
+    let (tasks, total) = fixture.store.task_list(TaskFilter::default(), None, 10).await.unwrap();
+    assert_eq!((tasks.len(), total), (3, 3));
+    assert_eq!(history(fixture, tasks[0].task.id.parse().unwrap()).await.len(), 1, "with its history");
+}
+
+pub async fn open_tasks_are_counted_by_machine_and_state(fixture: &Fixture) {
+    assert_eq!(fixture.store.task_figures().await.unwrap(), Default::default());
+    let first = order(fixture).await;
+    let second = new_task(fixture, &Arc::new(Definition::parse(ORDER).unwrap()), json!({"amount": 5}), 20).await;
+    let coding = coding_task();
+    register(fixture, &coding).await;
+    let task = new_task(fixture, &coding, json!({"prompt": "p", "repositorioOrigen": "r"}), 30).await;
+    let plan = event("e", "resultado.plan_generado", json!({"planId": "1", "plan": 1}), fixture.at(40));
+    apply(fixture, task, plan, 40).await;
+    let figures = fixture.store.task_figures().await.unwrap();
+    let mut states: Vec<_> =
+        figures.states.iter().map(|one| (one.machine.as_str(), one.state.as_str(), one.tasks, one.since)).collect();
+    states.sort_unstable();
+    let waiting = ("coding-task", "ESPERANDO_APROBACION_PLAN", 1, fixture.at(40));
+    assert_eq!(states, [waiting, ("order", "NEW", 2, fixture.at(0))]);
+    assert_eq!((figures.approvals, figures.oldest_approval_at), (1, Some(fixture.at(40))));
+    assert_eq!(figures.next_at, Some(fixture.at(60_000)), "the first deadline");
+    send(fixture, first, "p", "pay", 50).await;
+    let before = fixture.store.task_measures();
+    let fired = fire(fixture, 60_020).await;
+    assert_eq!(fired.deadlines_missed, 1, "of the second order");
+    assert_eq!(fixture.store.task_measures().deadlines_missed, before.deadlines_missed + 1);
+    assert_eq!(state(fixture, second).await, "EXPIRED");
+    send(fixture, second, "p", "pay", 60_030).await;
+    send(fixture, second, "p", "pay", 60_030).await;
+    let after = fixture.store.task_measures();
+    let more = |outcome| after.outcomes[outcome] - before.outcomes[outcome];
+    assert_eq!((more("ignored"), more("duplicate"), more("applied")), (1, 1, 0));
+    assert_eq!(after.commits.iter().sum::<u64>() - before.commits.iter().sum::<u64>(), 2);
+    let states = fixture.store.task_figures().await.unwrap().states;
+    let charging = states.iter().find(|one| one.machine == "order").unwrap();
+    assert_eq!((charging.state.as_str(), charging.since), ("CHARGING", fixture.at(50)));
 }

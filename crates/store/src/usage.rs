@@ -1,0 +1,35 @@
+//! Usage of paid services, for their budgets.
+
+use async_trait::async_trait;
+use faena_domain::Timestamp;
+
+use crate::Result;
+
+/// Tokens of language models, counted by day in UTC.
+#[async_trait]
+pub trait UsageStore: Send + Sync + 'static {
+    /// Reserves tokens for one call on the day of `now`. Returns `false`, and reserves nothing, if the day would exceed `limit`.
+    ///
+    /// A reservation counts until it is settled, so that calls at the same time, also of other nodes, do not exceed the limit
+    /// together, and a call whose server died counts as if it had used all of it.
+    async fn tokens_reserve(&self, tokens: u64, limit: u64, now: Timestamp) -> Result<bool>;
+
+    /// Replaces a reservation of the day of `reserved_at` by what the call has used.
+    async fn tokens_settle(&self, reserved: u64, used: u64, reserved_at: Timestamp) -> Result<()>;
+
+    /// Returns the tokens that are used or reserved on the day of `now`.
+    async fn tokens_used(&self, now: Timestamp) -> Result<u64>;
+}
+
+/// Days that are kept.
+pub const KEEP_DAYS: i64 = 31;
+
+/// Returns the number of the day since 1970.
+pub fn day(at: Timestamp) -> i64 {
+    at.as_ms().div_euclid(86_400_000)
+}
+
+/// Returns a number of tokens as the database stores it.
+pub fn stored(tokens: u64) -> i64 {
+    i64::try_from(tokens).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
+}
