@@ -64,6 +64,7 @@ fn message(number: usize) -> Message {
     Message {
         id: format!("0190c1c0-0000-7000-8000-{number:012}"),
         kind: "job.status.changed".into(),
+        routing_key: None,
         key: format!("job-{}", number % 1_000),
         sequence: number as i64,
         at: Timestamp::now(),

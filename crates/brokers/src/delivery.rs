@@ -14,6 +14,8 @@ pub struct Delivery {
     pub id: Option<String>,
     /// The type that the sender set, else the routing key or subject.
     pub kind: String,
+    /// Whether the sender set the type.
+    pub has_kind: bool,
     /// The routing key or subject under which the message was published.
     pub subject: String,
     pub correlation_id: Option<String>,

@@ -15,6 +15,8 @@ pub struct Message {
     pub id: String,
     /// The type: `job.completed`, or a type name like `TicketFlow.Domain.Events.TicketStatusChangedEvent`.
     pub kind: String,
+    /// Replaces the routing key that is derived from the type.
+    pub routing_key: Option<String>,
     /// The aggregate that the message is about. Order matters among messages with the same key.
     pub key: String,
     pub sequence: i64,

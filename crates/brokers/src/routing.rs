@@ -1,5 +1,7 @@
 //! Derives a message's routing key from its type.
 
+use crate::Message;
+
 /// AMQP's limit for a routing key.
 const MAX_BYTES: usize = 255;
 
@@ -18,12 +20,20 @@ pub(crate) enum RoutingKeyError {
     KeyTooLong { kind: String, bytes: usize },
 }
 
+/// Returns the routing key of a message.
+pub(crate) fn message_key(message: &Message) -> Result<String, RoutingKeyError> {
+    match &message.routing_key {
+        Some(key) => check_characters(key, &message.kind).and_then(|()| checked(key.clone(), &message.kind)),
+        None => routing_key(&message.kind),
+    }
+}
+
 /// Returns the routing key for a message type.
 ///
 /// `TicketFlow.Domain.Events.TicketStatusChangedEvent` becomes `ticket.status.changed`; `job.status.changed` stays the
 /// same. Only the last segment of a type name is used (after `.`, or after `+` for a nested type), without the suffix
 /// `Event`, without type arguments, and without the assembly of a .NET name.
-pub(crate) fn routing_key(kind: &str) -> Result<String, RoutingKeyError> {
+fn routing_key(kind: &str) -> Result<String, RoutingKeyError> {
     if kind.is_empty() {
         return Err(RoutingKeyError::Empty);
     }
@@ -32,11 +42,22 @@ pub(crate) fn routing_key(kind: &str) -> Result<String, RoutingKeyError> {
     if name.len() > MAX_BYTES {
         return Err(RoutingKeyError::TypeTooLong { bytes: name.len() });
     }
-    if let Some(character) = name.chars().find(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '#' | '>'))
-    {
-        return Err(RoutingKeyError::ForbiddenCharacter { kind: shorten(kind), character: character.to_string() });
-    }
+    check_characters(&name, kind)?;
     let key = if name.chars().any(char::is_uppercase) { key_of_type_name(&name) } else { name };
+    checked(key, kind)
+}
+
+fn check_characters(text: &str, kind: &str) -> Result<(), RoutingKeyError> {
+    match text.chars().find(|c| c.is_whitespace() || c.is_control() || matches!(c, '*' | '#' | '>')) {
+        None => Ok(()),
+        Some(character) => {
+            Err(RoutingKeyError::ForbiddenCharacter { kind: shorten(kind), character: character.to_string() })
+        }
+    }
+}
+
+/// Returns a key that every broker accepts, or why there is none.
+fn checked(key: String, kind: &str) -> Result<String, RoutingKeyError> {
     if key.split('.').any(str::is_empty) {
         return Err(RoutingKeyError::EmptyWord { kind: shorten(kind) });
     }
@@ -176,6 +197,26 @@ mod tests {
     fn a_type_that_is_already_a_routing_key_stays_the_same() {
         for kind in ["job.status.changed", "job.dead_lettered", "job", "a-b.c:d"] {
             assert_eq!(routing_key(kind).as_deref(), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn a_given_key_is_used_unchanged_if_every_broker_accepts_it() {
+        let message = |key: &str| Message {
+            id: "1".into(),
+            kind: "Order.Paid".into(),
+            routing_key: Some(key.into()),
+            key: "7".into(),
+            sequence: 1,
+            at: faena_domain::Timestamp::from_ms(0),
+            correlation_id: None,
+            traceparent: None,
+            content_type: "application/json".into(),
+            body: bytes::Bytes::new(),
+        };
+        assert_eq!(message_key(&message("Order.Paid")).as_deref(), Ok("Order.Paid"));
+        for key in ["", "a..b", "a b", "a.*", &"x".repeat(256)] {
+            assert!(message_key(&message(key)).is_err(), "{key:?}");
         }
     }
 

@@ -1,16 +1,17 @@
-//! Runs actions on many jobs, a few jobs per round, no faster than requested.
+//! Runs actions on many jobs or tasks, a few per round, no faster than requested.
 //!
 //! Each step stores its progress in its own transaction and counts only if no other node has made the same step. So the
-//! loop is safe to run on all nodes concurrently, continues after a crash, and acts on no job twice.
+//! loop is safe to run on all nodes concurrently, continues after a crash, and acts on nothing twice.
 
 use std::time::Duration;
 
-use faena_domain::{BulkId, Timestamp};
-use faena_store::{Bulk, BulkStep, NewBulk, Store, StoreError};
+use faena_domain::{BulkId, JobId, TaskId, Timestamp};
+use faena_store::{Bulk, BulkStep, BulkWork, NewBulk, Store, StoreError};
+use uuid::Uuid;
 
 use crate::{Engine, EngineError, Round, config::ms};
 
-/// Jobs per step: they share a transaction.
+/// Jobs or tasks per step: they share a transaction.
 const MAX_STEP: usize = 50;
 /// An action without a rate is run by the caller that requested it. If that caller dies, a loop continues after this time.
 const LEASE: Duration = Duration::from_secs(5);
@@ -48,17 +49,33 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
 async fn step(store: &dyn Store, bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
     let per_second = bulk.per_second.map(|n| n as usize);
     let size = per_second.map_or(MAX_STEP, |n| (n / 10).clamp(1, MAX_STEP));
-    let found = store.job_find(&bulk.filter, bulk.last, bulk.up_to, size).await?;
-    let due_at = match found.next {
+    let (ids, next) = find(store, &bulk, size).await?;
+    let due_at = match next {
         Some(next) if next < bulk.up_to => Some(match per_second {
-            Some(n) => now.plus_ms(i64::try_from((found.ids.len() * 1_000).div_ceil(n)).unwrap_or(1_000)),
+            Some(n) => now.plus_ms(i64::try_from((ids.len() * 1_000).div_ceil(n)).unwrap_or(1_000)),
             None => now.plus_ms(ms(LEASE)),
         }),
         _ => None,
     };
-    let last = found.next.or(found.ids.last().copied());
-    store.bulk_step(BulkStep { bulk, ids: found.ids, last, due_at }, now).await?;
+    let last = next.or(ids.last().copied());
+    store.bulk_step(BulkStep { bulk, ids, last, due_at }, now).await?;
     Ok(())
+}
+
+/// Returns the next jobs or tasks of an action, and where to continue after them if there may be more.
+async fn find(store: &dyn Store, bulk: &Bulk, size: usize) -> Result<(Vec<Uuid>, Option<Uuid>), StoreError> {
+    match &bulk.work {
+        BulkWork::Jobs { filter, .. } => {
+            let found = store.job_find(filter, bulk.last.map(JobId), JobId(bulk.up_to), size).await?;
+            Ok((found.ids.into_iter().map(|id| id.0).collect(), found.next.map(|id| id.0)))
+        }
+        BulkWork::Tasks(work) => {
+            let found = store.task_find(&work.filter, bulk.last.map(TaskId), TaskId(bulk.up_to), size).await?;
+            let ids: Vec<Uuid> = found.into_iter().map(|id| id.0).collect();
+            let next = ids.last().copied().filter(|_| ids.len() == size);
+            Ok((ids, next))
+        }
+    }
 }
 
 impl Engine {

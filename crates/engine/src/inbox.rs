@@ -1,9 +1,11 @@
-//! Turns messages of a broker into jobs.
+//! Turns messages of a broker into jobs, or delivers them to tasks as events.
 //!
-//! A message is acknowledged after the commit of its job. A message that was in progress when something failed is delivered
-//! again, recognised by its id, and creates no second job. A message that can never become a job is rejected, to the dead
+//! A message is acknowledged after the commit of what it caused. A message that was in progress when something failed is
+//! delivered again, recognised by its id, and has no second effect. A message that can never have one is rejected, to the dead
 //! letters of its queue. While the job database is down, messages are kept here and not returned: a broker counts deliveries,
 //! and some discard a message after too many.
+
+mod task_events;
 
 use std::{
     sync::{
@@ -27,6 +29,8 @@ use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
+pub use task_events::{TaskCounts, TaskEvents};
+
 use crate::{
     Bus, Round,
     input::{Backlog, InputHealth, Outage, Submission, submit_once},
@@ -36,6 +40,19 @@ use crate::{
 pub struct InboxConfig {
     pub name: String,
     pub broker: InboxBroker,
+    pub deliver: Deliver,
+}
+
+/// What the messages of an inbox become.
+#[derive(Clone, Debug)]
+pub enum Deliver {
+    Jobs(JobTemplate),
+    TaskEvents(TaskEvents),
+}
+
+/// The job of each message.
+#[derive(Clone, Debug)]
+pub struct JobTemplate {
     pub job_type: String,
     pub queue: Option<String>,
     pub priority: Option<Priority>,
@@ -73,6 +90,8 @@ pub struct Inbox {
     pub wakeup: Arc<Notify>,
     /// Jobs that this node stored.
     pub jobs: AtomicU64,
+    /// Messages that reached tasks of this node.
+    pub task_counts: TaskCounts,
     /// Messages of this node that had been processed before.
     pub duplicates: AtomicU64,
     /// Messages that this node rejected.
@@ -113,6 +132,7 @@ impl Inbox {
             name: format!("inbox:{}", config.name),
             wakeup: Arc::new(Notify::new()),
             jobs: AtomicU64::new(0),
+            task_counts: TaskCounts::default(),
             duplicates: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
@@ -144,27 +164,29 @@ impl Inbox {
         let now = now.max(Timestamp::now());
         let messages = std::mem::take(&mut state.waiting);
         let count = messages.len();
-        let outcomes: Vec<Outcome> = stream::iter(messages)
-            .map(|message| self.process(store, bus, message, now))
-            .buffer_unordered(CONCURRENT_SUBMITS)
-            .collect()
-            .await;
-        let mut store_error = None;
+        let outcomes: Vec<Outcome> = match &self.config.deliver {
+            Deliver::Jobs(template) => {
+                let outcomes = stream::iter(messages).map(|message| self.submit(store, bus, template, message, now));
+                outcomes.buffer_unordered(CONCURRENT_SUBMITS).collect().await
+            }
+            Deliver::TaskEvents(rule) => self.deliver_events(store, rule, messages, now).await,
+        };
+        let mut stopped = None;
         for outcome in outcomes {
             match outcome {
                 Outcome::Done => {}
                 Outcome::NotAcknowledged(reason) => down = Some(reason),
-                Outcome::Deferred(message, error) => {
+                Outcome::Deferred(message, cause) => {
                     state.waiting.push(*message);
-                    store_error = Some(error);
+                    stopped = Some(cause);
                 }
             }
         }
         let handled = count - state.waiting.len();
         self.waiting.store(state.waiting.len() as u64, Ordering::Relaxed);
         let State { outage, waiting, .. } = &mut *state;
-        let next_at = if let Some(error) = store_error {
-            Some(outage.record_failure("job database", &error.to_string(), MAX_STORE_BACKOFF, now))
+        let next_at = if let Some(Stopped { dependency, reason }) = stopped {
+            Some(outage.record_failure(dependency, &reason, MAX_STORE_BACKOFF, now))
         } else if let Some(reason) = down {
             Some(outage.record_failure("broker", &reason, MAX_BROKER_BACKOFF, now))
         } else {
@@ -180,8 +202,26 @@ impl Inbox {
     /// Returns the state of this inbox. Only messages that this node has received and not stored yet count as pending: the
     /// broker does not say how many wait behind them.
     pub fn view(&self) -> InputView {
-        let processed = [("job", &self.jobs), ("duplicate", &self.duplicates), ("rejected", &self.rejected)];
-        self.health.view(InputKind::Inbox, &self.name, processed)
+        let (duplicate, rejected) = (("duplicate", &self.duplicates), ("rejected", &self.rejected));
+        match &self.config.deliver {
+            Deliver::Jobs(_) => {
+                self.health.view(InputKind::Inbox, &self.name, [("job", &self.jobs), duplicate, rejected])
+            }
+            Deliver::TaskEvents(_) => {
+                let TaskCounts { created, applied, deferred, ignored, stale, own } = &self.task_counts;
+                let processed = [
+                    ("created", created),
+                    ("applied", applied),
+                    ("deferred", deferred),
+                    ("ignored", ignored),
+                    ("stale", stale),
+                    ("own", own),
+                    duplicate,
+                    rejected,
+                ];
+                self.health.view(InputKind::Inbox, &self.name, processed)
+            }
+        }
     }
 
     /// Closes the connection. The broker delivers the waiting messages again.
@@ -212,8 +252,15 @@ impl Inbox {
         Ok(messages)
     }
 
-    async fn process(&self, store: &dyn Store, bus: &Bus, message: Delivery, now: Timestamp) -> Outcome {
-        let job = match self.read(&message) {
+    async fn submit(
+        &self,
+        store: &dyn Store,
+        bus: &Bus,
+        template: &JobTemplate,
+        message: Delivery,
+        now: Timestamp,
+    ) -> Outcome {
+        let job = match self.read(template, &message) {
             Ok(job) => job,
             Err(reason) => return self.reject(message, &reason).await,
         };
@@ -221,8 +268,12 @@ impl Inbox {
             Submission::Stored => self.jobs.fetch_add(1, Ordering::Relaxed),
             Submission::Duplicate => self.duplicates.fetch_add(1, Ordering::Relaxed),
             Submission::Rejected(reason) => return self.reject(message, &reason).await,
-            Submission::Deferred(error) => return Outcome::Deferred(Box::new(message), error),
+            Submission::Deferred(error) => return Outcome::Deferred(Box::new(message), Stopped::of(&error)),
         };
+        self.acknowledge(message).await
+    }
+
+    async fn acknowledge(&self, message: Delivery) -> Outcome {
         message.ack().await.map_or_else(|error| Outcome::NotAcknowledged(format!("{error:#}")), |()| Outcome::Done)
     }
 
@@ -238,7 +289,7 @@ impl Inbox {
         }
     }
 
-    fn read(&self, message: &Delivery) -> Result<NewJob, String> {
+    fn read(&self, template: &JobTemplate, message: &Delivery) -> Result<NewJob, String> {
         let text = std::str::from_utf8(&message.body).map_err(|_| "the message is not UTF-8".to_owned())?;
         let payload: &RawValue =
             serde_json::from_str(text).map_err(|error| format!("the message is not JSON: {error}"))?;
@@ -246,10 +297,10 @@ impl Inbox {
             return Err("the message is not a JSON object".into());
         }
         let body = Body {
-            r#type: &self.config.job_type,
+            r#type: &template.job_type,
             payload,
-            queue: self.config.queue.as_deref(),
-            priority: self.config.priority,
+            queue: template.queue.as_deref(),
+            priority: template.priority,
             correlation_id: message.correlation_id.as_deref().filter(|id| !id.is_empty()),
         };
         let body = serde_json::to_string(&body).map_err(|error| error.to_string())?;
@@ -264,17 +315,34 @@ enum Outcome {
     Done,
     /// The broker could not be reached; it delivers the message again.
     NotAcknowledged(String),
-    /// The job database did not accept it yet.
-    Deferred(Box<Delivery>, StoreError),
+    /// It waits here for something that is down.
+    Deferred(Box<Delivery>, Stopped),
+}
+
+/// What messages wait for, and why.
+#[derive(Clone)]
+struct Stopped {
+    dependency: &'static str,
+    reason: String,
+}
+
+impl Stopped {
+    fn of(error: &StoreError) -> Stopped {
+        Stopped { dependency: "job database", reason: error.to_string() }
+    }
 }
 
 /// Returns the id under which a message is stored: its own, or a hash of its body if it has none.
 fn message_id(message: &Delivery) -> String {
     match &message.id {
-        Some(id) if id.len() <= MAX_ID => id.clone(),
-        Some(id) => hash(id.as_bytes()),
+        Some(id) => storable_id(id),
         None => hash(&message.body),
     }
+}
+
+/// Returns an id as it is stored: the hash of one that is too long or contains control characters.
+fn storable_id(id: &str) -> String {
+    if id.len() <= MAX_ID && !id.contains(char::is_control) { id.to_owned() } else { hash(id.as_bytes()) }
 }
 
 fn hash(bytes: &[u8]) -> String {

@@ -5,17 +5,24 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    Attempt, JobId, JobView, LogEvent, ScheduleId, Trace, TraceEntry, TraceJob, TraceKind, WebhookAttempt,
+    Attempt, JobId, JobView, LogEvent, ScheduleId, TaskId, Trace, TraceEntry, TraceJob, TraceKind, TraceTask,
+    WebhookAttempt,
 };
-use faena_store::{AuditFilter, EventQuery, Filter, Page, Store, StoreError, StoredEvent, WebhookFilter};
+use faena_machine::Record;
+use faena_store::{
+    AuditFilter, EventQuery, Filter, Page, Store, StoreError, StoredEvent, TaskFilter, TaskView, WebhookFilter,
+};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
+const MAX_TASKS: usize = 100;
+/// Most records of one task.
+const MAX_RECORDS: usize = 1_000;
 const MAX_JOBS: usize = 1_000;
 const PAGE: usize = 100;
 const MAX_EVENTS: usize = 10_000;
 /// Most webhooks of one job.
 const MAX_WEBHOOKS: usize = 20;
-/// Most audit entries of one job.
+/// Most audit entries of one job or task.
 const MAX_AUDIT: usize = 100;
 /// Jobs that are read concurrently.
 const CONCURRENCY: usize = 4;
@@ -26,10 +33,14 @@ const MAX_TICKS: usize = 20;
 pub async fn trace(store: &dyn Store, correlation_id: &str) -> Result<Option<Trace>, StoreError> {
     let (ids, more_jobs) = jobs(store, correlation_id).await?;
     let mut events = store.event_list(EventQuery::Correlation(correlation_id.into()), MAX_EVENTS + 1).await?;
-    if ids.is_empty() && events.is_empty() {
+    let (tasks, more_tasks) = tasks(store, correlation_id).await?;
+    if ids.is_empty() && events.is_empty() && tasks.is_empty() {
         return Ok(None);
     }
     let mut omitted = Vec::new();
+    if more_tasks {
+        omitted.push(format!("only the latest {MAX_TASKS} tasks are shown"));
+    }
     if more_jobs {
         omitted.push(format!("only the latest {MAX_JOBS} jobs are shown"));
     }
@@ -41,15 +52,87 @@ pub async fn trace(store: &dyn Store, correlation_id: &str) -> Result<Option<Tra
         stream::iter(ids).map(|id| trace_job(store, id)).buffered(CONCURRENCY).try_collect().await?;
     let mut jobs = Vec::new();
     let mut timeline = Vec::new();
+    for (id, _) in &tasks {
+        timeline.extend(task_entries(store, *id, &mut omitted).await?);
+    }
     for traced in found.into_iter().flatten() {
         jobs.push(traced.job);
         timeline.extend(traced.entries);
     }
-    timeline.extend(events.iter().map(event));
+    let tasks: Vec<TraceTask> = tasks.into_iter().map(|(id, view)| trace_task(id, view)).collect();
+    timeline.extend(events.iter().map(|stored| event(stored, &tasks)));
     // A stable sort: entries of the same millisecond stay in the order in which they were stored.
     timeline.sort_by_key(|entry| entry.at);
     add_dependents(&mut jobs);
-    Ok(Some(Trace { correlation_id: correlation_id.into(), jobs, timeline, omitted }))
+    Ok(Some(Trace { correlation_id: correlation_id.into(), tasks, jobs, timeline, omitted }))
+}
+
+/// Returns the latest tasks, the oldest first, and whether there are more.
+async fn tasks(store: &dyn Store, correlation_id: &str) -> Result<(Vec<(TaskId, TaskView)>, bool), StoreError> {
+    let filter = TaskFilter { correlation: Some(correlation_id.into()), ..TaskFilter::default() };
+    let (mut found, _) = store.task_list(filter, None, MAX_TASKS + 1).await?;
+    let has_more = found.len() > MAX_TASKS;
+    found.truncate(MAX_TASKS);
+    found.reverse();
+    let with_ids = found.into_iter().filter_map(|view| Some((view.task.id.parse().ok()?, view)));
+    Ok((with_ids.collect(), has_more))
+}
+
+fn trace_task(id: TaskId, view: TaskView) -> TraceTask {
+    let status = serde_json::to_value(view.task.status).ok();
+    TraceTask {
+        id,
+        machine: view.machine,
+        version: view.version,
+        title: view.title,
+        status: status.and_then(|status| status.as_str().map(str::to_owned)).unwrap_or_default(),
+        state: view.task.state(),
+        created_at: view.task.created_at,
+        ended_at: view.task.ended_at,
+    }
+}
+
+/// Returns the history of a task and what people did to it.
+async fn task_entries(store: &dyn Store, id: TaskId, omitted: &mut Vec<String>) -> Result<Vec<TraceEntry>, StoreError> {
+    let mut records = store.task_history(id, 0, MAX_RECORDS + 1).await?;
+    if records.len() > MAX_RECORDS {
+        records.truncate(MAX_RECORDS);
+        omitted.push(format!("only the first {MAX_RECORDS} records of task {id} are shown"));
+    }
+    let mut entries: Vec<TraceEntry> = records.iter().map(|record| task_entry(id, record)).collect();
+    entries.extend(
+        audit(store, &id.to_string()).await?.into_iter().map(|entry| TraceEntry { task_id: Some(id), ..entry }),
+    );
+    Ok(entries)
+}
+
+/// `PLANNING to REVIEW; emit plan.requested; the plan is ready`
+fn task_entry(id: TaskId, record: &Record) -> TraceEntry {
+    let outcome = serde_json::to_value(record.outcome).ok().filter(|outcome| outcome != "applied");
+    let move_to = record.to.as_ref().map(|to| match record.from.is_empty() {
+        true => to.clone(),
+        false => format!("{} to {to}", record.from),
+    });
+    let parts = outcome.and_then(|outcome| outcome.as_str().map(str::to_owned)).into_iter().chain(move_to);
+    let details: Vec<String> = parts.chain(record.actions.clone()).chain(record.reason.clone()).collect();
+    TraceEntry {
+        task_id: Some(id),
+        actor: Some(record.actor.clone()),
+        details: details.join("; "),
+        ..TraceEntry::new(record.at, TraceKind::Task, record.event.as_str())
+    }
+}
+
+/// Returns what people did to a job or a task, the oldest first.
+async fn audit(store: &dyn Store, target: &str) -> Result<Vec<TraceEntry>, StoreError> {
+    let filter = AuditFilter { target: Some(target.to_owned()), ..AuditFilter::default() };
+    let actions = store.audit_list(filter, MAX_AUDIT).await?.into_iter().rev().map(|action| {
+        let is_empty = action.details.as_object().is_some_and(|details| details.is_empty());
+        let details = if is_empty { String::new() } else { action.details.to_string() };
+        let entry = TraceEntry::new(action.at, TraceKind::Audit, action.action);
+        TraceEntry { actor: Some(action.actor), details, ..entry }
+    });
+    Ok(actions.collect())
 }
 
 /// Returns the ids of the latest jobs, the oldest first, and whether there are more.
@@ -84,13 +167,8 @@ async fn trace_job(store: &dyn Store, id: JobId) -> Result<Option<JobTrace>, Sto
     let webhooks = if job.webhook_url.is_some() { webhooks(store, id).await? } else { Vec::new() };
     entries.extend(log(&job, &runs, &webhooks));
     entries.extend(webhooks);
-    let filter = AuditFilter { target: Some(id.to_string()), ..AuditFilter::default() };
-    for action in store.audit_list(filter, MAX_AUDIT).await?.into_iter().rev() {
-        let is_empty = action.details.as_object().is_some_and(|details| details.is_empty());
-        let details = if is_empty { String::new() } else { action.details.to_string() };
-        let entry = TraceEntry::new(action.at, TraceKind::Audit, action.action);
-        entries.push(TraceEntry { job_id: Some(id), actor: Some(action.actor), details, ..entry });
-    }
+    let actions = audit(store, &id.to_string()).await?;
+    entries.extend(actions.into_iter().map(|entry| TraceEntry { job_id: Some(id), ..entry }));
     let job = TraceJob {
         id,
         name: job.name,
@@ -184,9 +262,11 @@ fn delivery(id: JobId, attempt: &WebhookAttempt) -> TraceEntry {
     }
 }
 
-fn event(event: &StoredEvent) -> TraceEntry {
+fn event(event: &StoredEvent, tasks: &[TraceTask]) -> TraceEntry {
     let is_job = event.kind.starts_with("job.");
+    let task = tasks.iter().find(|task| task.id.0 == event.subject);
     TraceEntry {
+        task_id: task.map(|task| task.id),
         job_id: is_job.then_some(JobId(event.subject)),
         actor: Some(event.actor.clone()),
         details: status(&event.data),
@@ -194,9 +274,13 @@ fn event(event: &StoredEvent) -> TraceEntry {
     }
 }
 
-/// Returns the change of state that a job's event describes: `QUEUED to ASSIGNED`.
+/// Returns the change of state that an event of a job or task describes: `QUEUED to ASSIGNED`.
 fn status(data: &str) -> String {
     let data: serde_json::Value = serde_json::from_str(data).unwrap_or_default();
+    let payload = &data["payload"];
+    if let (Some(from), Some(to)) = (payload["from"].as_str(), payload["to"].as_str()) {
+        return if from.is_empty() { to.to_owned() } else { format!("{from} to {to}") };
+    }
     match (data["previousStatus"].as_str(), data["status"].as_str()) {
         (Some(from), Some(to)) if from != to => format!("{from} to {to}"),
         (_, Some(to)) => to.to_owned(),

@@ -210,8 +210,10 @@ impl NatsConsumerOptions {
         let redelivered = info.is_some_and(|info| info.delivered > 1);
         let id = header("Nats-Msg-Id").filter(|id| !id.is_empty()).or(position);
         let subject = message.subject.to_string();
+        let kind = header("Type");
         Delivery {
-            kind: header("Type").unwrap_or_else(|| subject.clone()),
+            has_kind: kind.is_some(),
+            kind: kind.unwrap_or_else(|| subject.clone()),
             subject,
             correlation_id: header("CorrelationId"),
             traceparent: header("traceparent"),

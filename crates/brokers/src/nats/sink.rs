@@ -21,7 +21,7 @@ use tokio::sync::{Mutex, watch};
 use super::{Health, connect, ensure_stream, missing_stream, stream_exists};
 use crate::{
     BrokerError, BrokerUrl, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Declare, Message, PublishOutcome, PublishReport, Sink,
-    routing::routing_key,
+    routing::message_key,
 };
 
 /// Settings of a [`NatsSink`].
@@ -86,7 +86,7 @@ impl NatsSink {
 
     /// Returns the subject of a message, or the reason to reject it.
     fn subject(&self, message: &Message) -> Result<String, String> {
-        let key = routing_key(&message.kind).map_err(|error| error.to_string())?;
+        let key = message_key(message).map_err(|error| error.to_string())?;
         if message.id.is_empty() {
             return Err("id is empty".into());
         }

@@ -205,11 +205,11 @@ fn to_delivery(received: lapin::message::Delivery, timeout: Duration) -> Deliver
         }
     };
     let subject = received.routing_key.to_string();
+    let kind = header("Type").or_else(|| properties.kind().as_ref().map(ToString::to_string));
     Delivery {
         id: properties.message_id().as_ref().map(ToString::to_string).filter(|id| !id.is_empty()),
-        kind: header("Type")
-            .or_else(|| properties.kind().as_ref().map(ToString::to_string))
-            .unwrap_or_else(|| subject.clone()),
+        has_kind: kind.is_some(),
+        kind: kind.unwrap_or_else(|| subject.clone()),
         subject,
         correlation_id: header("CorrelationId")
             .or_else(|| properties.correlation_id().as_ref().map(ToString::to_string)),

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     BrokerError, BrokerUrl, DEFAULT_TIMEOUT, DEFAULT_WINDOW, Declare, Message, PublishOutcome, PublishReport, Sink,
-    routing::routing_key,
+    routing::message_key,
 };
 
 const PERSISTENT: u8 = 2;
@@ -88,7 +88,7 @@ impl RabbitMqSink {
     fn routing_keys(&self, messages: &[Message], outcomes: &mut [Option<PublishOutcome>]) -> Vec<Option<String>> {
         let limit = self.max_body_bytes.load(Ordering::Relaxed);
         let keys = messages.iter().zip(outcomes).map(|(message, outcome)| {
-            let key = routing_key(&message.kind).map_err(|error| error.to_string());
+            let key = message_key(message).map_err(|error| error.to_string());
             let key = key.and_then(|key| check_size(message, limit).map(|()| key));
             key.map_err(|reason| *outcome = Some(PublishOutcome::Rejected(reason))).ok()
         });

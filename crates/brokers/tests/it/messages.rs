@@ -19,6 +19,7 @@ pub fn message(number: i64) -> Message {
     Message {
         id: format!("id-{number}"),
         kind: "job.status.changed".into(),
+        routing_key: None,
         key: format!("key-{}", number % 7),
         sequence: number,
         at: Timestamp::from_ms(1_700_000_000_123),

@@ -143,6 +143,34 @@ impl Context<'_> {
         traceparent_of(self.worker.tracer.as_deref(), self.job)
     }
 
+    /// Returns how many attempts of the job have failed.
+    pub fn retry_count(&self) -> u32 {
+        self.job.claimed.retry_count
+    }
+
+    /// Returns what an earlier run has stored under this name. Fails if it cannot be read, because the run might repeat its work.
+    pub async fn step(&self, name: &str) -> Result<Option<String>, Failure> {
+        let steps = self.worker.store.job_steps(vec![self.id()]).await.map_err(|error| {
+            tracing::warn!(job = %self.id(), %error, "steps of a job not read");
+            Failure::error("the steps of earlier runs cannot be read; it is tried again")
+        })?;
+        let found = steps.into_iter().find(|(_, step)| step.name == name);
+        Ok(found.map(|(_, step)| step.result.get().to_owned()))
+    }
+
+    /// Stores a result before the job ends, so that another run does not repeat the work. A failure to store it does not fail
+    /// the job: its end has the result too.
+    pub async fn store_step(&self, name: &str, result: String) {
+        let now = Timestamp::now();
+        self.job.mark_recorded();
+        let step = RunUpdateKind::Step { name: name.to_owned(), result, total: None };
+        if let Some(update) = recorder::update(self.job, self.worker.node.id(), step, now)
+            && let Err(error) = self.worker.store.run_update(vec![update], now).await
+        {
+            tracing::warn!(job = %self.id(), %error, "step of a job not stored");
+        }
+    }
+
     /// Stores the job's progress. A failure to store it does not fail the job.
     pub async fn progress(&self, progress: Progress) {
         let now = Timestamp::now();

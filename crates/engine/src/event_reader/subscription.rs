@@ -2,10 +2,11 @@
 
 use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
-use faena_domain::{JobId, event_type_matches};
+use faena_domain::{JobId, TaskId, event_type_matches};
 use faena_store::{EventPosition, EventQuery, StoreError, StoredEvent};
 use serde::Deserialize;
 use tokio::sync::broadcast::{self, error::RecvError};
+use uuid::Uuid;
 
 use super::{BATCH, Batch, SubscriberPermit};
 
@@ -19,6 +20,9 @@ pub struct EventFilter {
     pub queues: Option<Vec<String>>,
     pub correlation_id: Option<String>,
     pub job: Option<JobId>,
+    pub task: Option<TaskId>,
+    /// Whether only events of tasks are shown.
+    pub tasks_only: bool,
 }
 
 impl EventFilter {
@@ -26,11 +30,13 @@ impl EventFilter {
         (self.types.is_empty() || self.types.iter().any(|pattern| event_type_matches(pattern, &event.kind)))
             && self.correlation_id.as_ref().is_none_or(|id| *id == event.correlation_id)
             && self.job.is_none_or(|id| id.0 == event.subject)
+            && self.task.is_none_or(|id| id.0 == event.subject)
             && self.queue.as_ref().is_none_or(|queue| queue_of(event).is_some_and(|of| of == queue.as_str()))
             && self
                 .queues
                 .as_ref()
                 .is_none_or(|queues| queue_of(event).is_some_and(|of| queues.iter().any(|queue| of == queue.as_str())))
+            && (!self.tasks_only || is_of_task(event))
     }
 }
 
@@ -41,6 +47,20 @@ fn queue_of(event: &StoredEvent) -> Option<Cow<'_, str>> {
         queue: Option<Cow<'a, str>>,
     }
     serde_json::from_str::<Data>(&event.data).ok()?.queue
+}
+
+/// Returns whether a task published the event. Machines choose the types of their events, so the type does not tell.
+fn is_of_task(event: &StoredEvent) -> bool {
+    #[derive(Deserialize)]
+    struct Data {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata {
+        task_id: Uuid,
+    }
+    serde_json::from_str::<Data>(&event.data).is_ok_and(|data| data.metadata.task_id == event.subject)
 }
 
 /// A gap: some events in this range were pruned or never recorded. Those that are kept follow.

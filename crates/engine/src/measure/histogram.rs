@@ -33,6 +33,11 @@ pub(super) fn elapsed_ms(start: Timestamp, end: Timestamp) -> u64 {
 }
 
 impl Histogram {
+    /// Returns a histogram of times that were counted elsewhere.
+    pub fn from_counts(counts: [u64; BUCKETS], sum_ms: u64) -> Histogram {
+        Histogram { counts, sum_ms, exemplars: Vec::new() }
+    }
+
     pub fn observe(&mut self, ms: u64) {
         self.counts[bucket_of(ms)] += 1;
         self.sum_ms += ms;

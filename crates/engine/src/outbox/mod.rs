@@ -61,10 +61,21 @@ pub const MAX_TIMEOUT: Duration = Duration::from_secs(14);
 #[derive(Clone, Debug)]
 pub struct SinkConfig {
     pub name: String,
-    /// `job.*`, `schedule.missed`, `*`.
+    /// `job.*`, `tarea.crear`, `*`.
     pub types: Vec<String>,
     pub on_rejected: OnRejected,
+    pub body: SinkBody,
     pub target: Target,
+}
+
+/// What a message to a sink contains.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SinkBody {
+    /// The event as a CloudEvent.
+    #[default]
+    CloudEvent,
+    /// Only the data of the event. The type is in the headers.
+    Data,
 }
 
 /// Where events go. Its debug output contains no password.

@@ -21,7 +21,7 @@ use std::{
 };
 
 use faena_brokers::{Message, PublishOutcome, PublishReport, Sink};
-use faena_domain::{CloudEvent, NodeId, Timestamp};
+use faena_domain::{CloudEvent, EVENT_TYPES, NodeId, Timestamp};
 use faena_store::{
     OnRejected, OutboxEvent, OutboxResult, OutboxTakeRequest, OutboxTaken, Store, StoreError, StoredEvent,
 };
@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{OutboxConfig, SinkConfig};
+use super::{OutboxConfig, SinkBody, SinkConfig};
 use crate::{Round, config::ms, measure::Histogram};
 
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
@@ -69,17 +69,24 @@ pub struct TimeSpent {
 }
 
 /// Returns the message of an event.
-fn message(event: &StoredEvent, source: &str) -> Message {
+fn message(event: &StoredEvent, source: &str, body: SinkBody) -> Message {
+    // An event of a machine has the name that its author chose; services look for exactly that name.
+    let is_ours = EVENT_TYPES.contains(&event.kind.as_str());
+    let (content_type, body) = match body {
+        SinkBody::CloudEvent => (CloudEvent::CONTENT_TYPE, event.cloud_event(source).to_json()),
+        SinkBody::Data => ("application/json", event.data.clone()),
+    };
     Message {
         id: event.id.to_string(),
         kind: event.kind.clone(),
+        routing_key: (!is_ours).then(|| event.kind.clone()),
         key: event.subject.to_string(),
         sequence: event.sequence,
         at: event.at,
         correlation_id: Some(event.correlation_id.clone()).filter(|id| !id.is_empty()),
         traceparent: event.traceparent.clone(),
-        content_type: CloudEvent::CONTENT_TYPE.into(),
-        body: event.cloud_event(source).to_json().into(),
+        content_type: content_type.into(),
+        body: body.into(),
     }
 }
 
@@ -236,7 +243,8 @@ impl Relay {
                 answers.is_partial = true;
                 break;
             }
-            let messages: Vec<Message> = call.iter().map(|one| message(&one.event, &self.source)).collect();
+            let messages: Vec<Message> =
+                call.iter().map(|one| message(&one.event, &self.source, self.config.body)).collect();
             let called = Instant::now();
             let Some(report) = self.publish_unless_stopped(&messages).await else {
                 answers.is_partial = true;

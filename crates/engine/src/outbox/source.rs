@@ -352,6 +352,7 @@ fn message(row: &ExternalRow, payload: &str, now: Timestamp) -> Message {
     Message {
         id: row.id.clone(),
         kind: row.kind.clone(),
+        routing_key: None,
         key: row.id.clone(),
         sequence: 0,
         at: row.occurred_at.unwrap_or(now),

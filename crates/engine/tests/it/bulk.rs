@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use faena_domain::{BulkId, JobId, JobState, NewJob, Timestamp};
 use faena_engine::{Round, bulk};
-use faena_store::{Bulk, BulkAction, Filter, NewBulk, Store};
+use faena_store::{Bulk, BulkAction, BulkWork, Filter, NewBulk, Store};
 
 use crate::fixture::{open_postgres, open_sqlite, reopened};
 
@@ -23,7 +23,8 @@ async fn begin(
 ) -> BulkId {
     let id = BulkId::new();
     let filter = Filter { states: vec![state], ..Filter::default() };
-    let bulk = NewBulk { id, action, filter, actor: "ana".into(), per_second: rate, up_to, matched: 0 };
+    let work = BulkWork::Jobs { action, filter };
+    let bulk = NewBulk { id, work, actor: "ana".into(), per_second: rate, up_to: up_to.0, matched: 0 };
     let due_at = if rate.is_some() { now } else { now.plus_ms(5_000) };
     store.bulk_begin(bulk, due_at, now).await.unwrap();
     id

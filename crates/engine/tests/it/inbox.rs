@@ -8,7 +8,7 @@ use faena_brokers::{
     rabbitmq::{Binding, RabbitMqConsumerOptions},
 };
 use faena_domain::Priority;
-use faena_engine::{Engine, EngineConfig, InboxBroker, InboxConfig};
+use faena_engine::{Deliver, Engine, EngineConfig, InboxBroker, InboxConfig, JobTemplate};
 use faena_store::{Store, Tally};
 use lapin::{
     BasicProperties,
@@ -26,9 +26,11 @@ fn config(broker: InboxBroker) -> EngineConfig {
     let inbox = InboxConfig {
         name: "orders".into(),
         broker,
-        job_type: "noop".into(),
-        queue: Some("shipping".into()),
-        priority: Some(Priority::High),
+        deliver: Deliver::Jobs(JobTemplate {
+            job_type: "noop".into(),
+            queue: Some("shipping".into()),
+            priority: Some(Priority::High),
+        }),
     };
     EngineConfig { inboxes: vec![inbox], ..EngineConfig::default() }
 }

@@ -9,8 +9,10 @@ use std::{
 };
 
 use axum::{Router, http::StatusCode};
-use faena_domain::{JobState, NewJob, Timestamp, TraceEntry, TraceKind};
+use faena_domain::{JobState, NewJob, TaskId, Timestamp, TraceEntry, TraceKind};
 use faena_engine::{EngineConfig, WebhookConfig, event_reader::EventFilter, trace::trace};
+use faena_machine::{Definition, Event, Input, create};
+use faena_store::{NewMachine, NewTask, TaskInput};
 
 use crate::fixture::{Fixture, eventually, job, once};
 
@@ -54,6 +56,73 @@ async fn a_timeline_contains_parents_children_runs_events_and_actions_in_order()
     let actions = of(TraceKind::Audit, child.id);
     assert_eq!(actions.len(), 1);
     assert_eq!((actions[0].what.as_str(), actions[0].actor.as_deref()), ("job.retry", Some("key:ops")));
+}
+
+const REVIEW: &str = "
+machine: review
+version: 1
+events: {pay: {}}
+initial: NEW
+states:
+  NEW: {deadline: {total: 1h, to: LATE}, on: {pay: REVIEW}}
+  REVIEW:
+    approval: {subject: ctx, self: true, expires: {after: 1d, to: LATE}}
+    on: {approval.granted: CHARGING, approval.denied: LATE}
+  CHARGING:
+    deadline: {total: 1h, to: LATE}
+    entry: [{job: noop, name: charge}]
+    on: {job.charge.completed: DONE, job.charge.failed: LATE}
+  DONE: {final: true}
+  LATE: {final: true, ends: failure}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_its_events_approvals_and_jobs_are_one_timeline() {
+    let fixture = Fixture::new().await;
+    let (store, now) = (&fixture.store, Timestamp::now());
+    let definition = Arc::new(Definition::parse(REVIEW).unwrap());
+    let machine = NewMachine { definition: definition.clone() };
+    store.machine_register(machine, "key:ops", now).await.unwrap();
+    let id = TaskId::new();
+    let first = create(&definition, id.to_string(), "key:ana".into(), serde_json::json!({}), now).unwrap();
+    let (title, correlation) = (Some("Order 7".to_owned()), "order 7".to_owned());
+    let new = NewTask { id, definition, title, correlation, tags: Vec::new(), first, audit: None };
+    store.task_create(new, now).await.unwrap();
+    let (kind, actor, payload) = ("pay".to_owned(), "key:shop".to_owned(), serde_json::json!({}));
+    let pay = Input::Event(Event { id: "e1".into(), kind, payload, actor, decider: None, at: now });
+    let decision = Input::Decision { caller: "key:ana".into(), approve: true, hash: None, comment: None };
+    for input in [pay, decision] {
+        store.task_apply(vec![TaskInput { task: id, input }], Timestamp::now()).await.unwrap();
+    }
+    eventually("the task has ended", async || {
+        let task = store.task_get(id).await.unwrap()?.task;
+        task.status.has_ended().then_some(())
+    })
+    .await;
+
+    let found = trace(&**store, "order 7").await.unwrap().unwrap();
+    assert!(found.timeline.is_sorted_by_key(|entry| entry.at));
+    assert_eq!(found.tasks.len(), 1);
+    assert_eq!((found.tasks[0].state.as_str(), found.tasks[0].status.as_str()), ("DONE", "completed"));
+    assert_eq!(found.jobs.len(), 1, "the job of the task");
+    let of = |kind: TraceKind| found.timeline.iter().filter(move |entry| entry.kind == kind);
+    let records: Vec<(&str, &str)> =
+        of(TraceKind::Task).map(|entry| (entry.what.as_str(), entry.details.as_str())).collect();
+    let expected = [
+        ("task.created", "NEW"),
+        ("pay", "NEW to REVIEW"),
+        ("approval.decided", "approved: 1 of 1"),
+        ("approval.granted", "REVIEW to CHARGING; job charge"),
+        ("job.charge.completed", "CHARGING to DONE"),
+    ];
+    assert_eq!(records, expected);
+    assert!(of(TraceKind::Task).all(|entry| entry.task_id == Some(id)));
+    let events: Vec<&str> =
+        of(TraceKind::Event).filter(|entry| entry.task_id == Some(id)).map(|entry| entry.what.as_str()).collect();
+    for event in ["task.created", "task.approval.requested", "task.ended"] {
+        assert!(events.contains(&event), "{event}: {events:?}");
+    }
+    assert!(of(TraceKind::Job).any(|entry| entry.what == "completed" && entry.job_id == Some(found.jobs[0].id)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,9 +17,11 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{NewJob, Timestamp};
-use faena_engine::{Engine, EngineConfig, OutboxConfig, SinkConfig, Target};
-use faena_store::{DeadFilter, EventQuery, OnRejected, SinkView, Store, Tally};
+use faena_domain::{NewJob, TaskId, Timestamp};
+use faena_engine::{Engine, EngineConfig, OutboxConfig, SinkBody, SinkConfig, Target};
+use faena_machine::{Definition, Input};
+use faena_store::{DeadFilter, EventQuery, NewMachine, NewTask, OnRejected, SinkView, Store, Tally, TaskInput};
+use serde_json::json;
 use support::{Broker, Proxy};
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -48,7 +50,8 @@ impl Arrived {
 }
 
 fn sink(name: &str, target: Target) -> SinkConfig {
-    SinkConfig { name: name.into(), types: vec!["*".into()], on_rejected: OnRejected::Skip, target }
+    let (types, on_rejected, body) = (vec!["*".into()], OnRejected::Skip, SinkBody::CloudEvent);
+    SinkConfig { name: name.into(), types, on_rejected, body, target }
 }
 
 fn config(sinks: Vec<SinkConfig>) -> EngineConfig {
@@ -134,6 +137,56 @@ async fn assert_nothing_rejected(store: &dyn Store, engine: &Engine) {
     for relay in &engine.events.outbox.relays {
         assert_eq!(relay.rejected(), 0);
     }
+}
+
+/// A machine whose tasks emit `Sale.Paid` at their start and `sale.done` at their end.
+const SALE: &str = "
+machine: sale
+version: 1
+start: sale.placed
+events: {sale.placed: {}, sale.finish: {}, Sale.Paid: {}, sale.done: {}}
+initial: NEW
+states:
+  NEW: {forever: true, on: {sale.placed: PAID}}
+  PAID: {forever: true, entry: [{emit: Sale.Paid, data: {amount: ctx.amount}}], on: {sale.finish: DONE}}
+  DONE: {final: true, entry: [{emit: sale.done, data: {amount: ctx.amount}}]}
+";
+
+/// Creates a task of `SALE` and finishes it.
+async fn sell(store: &dyn Store, amount: i64, now: Timestamp) -> TaskId {
+    let definition = Arc::new(Definition::parse(SALE).unwrap());
+    store.machine_register(NewMachine { definition: definition.clone() }, "test", now).await.unwrap();
+    let id = TaskId::new();
+    let first = faena_machine::create(&definition, id.to_string(), "test".into(), json!({"amount": amount}), now);
+    let task = NewTask {
+        id,
+        definition,
+        title: None,
+        correlation: format!("sale-{amount}"),
+        tags: Vec::new(),
+        first: first.unwrap(),
+        audit: None,
+    };
+    store.task_create(task, now).await.unwrap();
+    let (kind, actor) = ("sale.finish".to_owned(), "test".to_owned());
+    let event = faena_machine::Event { id: "f".into(), kind, payload: json!({}), actor, decider: None, at: now };
+    store.task_apply(vec![TaskInput { task: id, input: Input::Event(event) }], now).await.unwrap();
+    id
+}
+
+/// Returns a sink for the events of `SALE`, as bare envelopes.
+fn sales(target: Target) -> SinkConfig {
+    let types = vec!["Sale.*".into(), "sale.done".into()];
+    SinkConfig { types, body: SinkBody::Data, ..sink("bus", target) }
+}
+
+/// Checks that a message is the bare envelope of an event.
+fn assert_envelope(message: &Arrived, task: TaskId, amount: i64) {
+    let metadata = &message.body["metadata"];
+    assert_eq!((&metadata["taskId"], &metadata["originator"]), (&json!(task), &json!("faena")));
+    assert_eq!(metadata["traceId"], message.message_id, "the message id is the id of the event");
+    assert_eq!(message.body["payload"], json!({"amount": amount}));
+    assert_eq!(message.body.as_object().unwrap().len(), 2, "{}", message.body);
 }
 
 /// Checks the events of a real job at the receiver.

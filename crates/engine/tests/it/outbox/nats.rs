@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use faena_brokers::{BrokerUrl, nats::NatsSinkOptions};
+use faena_domain::Timestamp;
 use faena_engine::Target;
 
 use super::{
-    a_wrong_password_is_not_shown, config,
-    destination::Stream,
-    events_of_a_job_arrive, faults_lose_nothing, sink,
+    a_wrong_password_is_not_shown, assert_envelope, at_rest, config,
+    destination::{Destination, Stream},
+    events_of_a_job_arrive, faults_lose_nothing, sales, sell, sink,
     support::{Broker, Proxy, required_variable},
     unique,
 };
@@ -25,6 +26,26 @@ async fn events_of_a_job_arrive_as_cloud_events_in_order() {
     let fixture = Fixture::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
     events_of_a_job_arrive(&fixture, &Stream { url, name }).await;
     fixture.stop().await;
+}
+
+#[tokio::test]
+async fn events_of_machines_arrive_as_envelopes_under_their_names_in_order() {
+    let (url, name) = (required_variable("FAENA_TEST_NATS"), unique("sales"));
+    let (store, _database) = open_sqlite().await;
+    let now = Timestamp::now();
+    let engine = at_rest(&store, vec![sales(target(&url, &name))], now).await;
+    let task = sell(&*store, 1, now).await;
+    engine.run_loop("relay:bus", now.plus_ms(60_000)).await.unwrap();
+    let context = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());
+    let stream = context.get_stream(&name).await.unwrap();
+    for (position, kind) in [(1, "Sale.Paid"), (2, "sale.done")] {
+        let message = stream.get_raw_message(position).await.unwrap();
+        assert_eq!(message.subject.as_str(), format!("{name}.{kind}"));
+        assert_eq!(message.headers.get("Content-Type").unwrap().as_str(), "application/json");
+    }
+    let arrived = Stream { url, name }.arrived().await;
+    assert_eq!(arrived.len(), 2);
+    arrived.iter().for_each(|message| assert_envelope(message, task, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

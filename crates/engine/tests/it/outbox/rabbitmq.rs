@@ -13,9 +13,9 @@ use lapin::{
 };
 
 use super::{
-    a_wrong_password_is_not_shown, at_rest, config,
+    a_wrong_password_is_not_shown, assert_envelope, at_rest, config,
     destination::{Destination, Queue, channel},
-    events_of_a_job_arrive, faults_lose_nothing, sink, submit_many,
+    events_of_a_job_arrive, faults_lose_nothing, sales, sell, sink, submit_many,
     support::{Broker, Proxy, required_variable},
     unique, view,
 };
@@ -104,6 +104,63 @@ async fn messages_behind_a_rejected_one_are_parked_until_it_is_resolved() {
         let arrived = queue.arrived().await;
         assert_eq!(arrived.len(), 1);
         assert_eq!((arrived[0].text("subject"), arrived[0].text("sequence")), (parked.as_str(), "2"));
+    }
+}
+
+#[tokio::test]
+async fn events_of_machines_arrive_as_envelopes_under_their_names_in_order() {
+    for (store, _database) in [open_sqlite().await, open_postgres().await] {
+        let exchange = unique("sales");
+        let queue = Queue::bound(&shared_broker_url(), &exchange, "Sale.Paid").await;
+        queue.bind("sale.done").await;
+        let now = Timestamp::now();
+        let engine = at_rest(&store, vec![sales(target(&shared_broker_url(), &exchange))], now).await;
+        let tasks = [sell(&*store, 1, now).await, sell(&*store, 2, now).await];
+        run_relay(&engine, now.plus_ms(60_000), 1).await;
+        let arrived = queue.arrived().await;
+        assert_eq!(arrived.len(), 4, "{arrived:?}");
+        for (task, amount) in tasks.into_iter().zip([1, 2]) {
+            let events = store.event_list(faena_store::EventQuery::Correlation(format!("sale-{amount}")), 100);
+            let events = events.await.unwrap().into_iter().filter(|event| !event.kind.starts_with("task."));
+            let sent: Vec<String> = events.map(|event| event.id.to_string()).collect();
+            let of_task = arrived.iter().filter(|message| message.body["metadata"]["taskId"] == task.to_string());
+            let of_task: Vec<_> = of_task.collect();
+            assert_eq!(
+                of_task.iter().map(|message| &message.message_id).collect::<Vec<_>>(),
+                sent.iter().collect::<Vec<_>>()
+            );
+            of_task.iter().for_each(|message| assert_envelope(message, task, amount));
+        }
+        let sink = view(&*store, "bus").await;
+        assert_eq!((sink.pending, sink.dead), (0, 0), "other events of tasks are not sent");
+    }
+}
+
+#[tokio::test]
+async fn a_rejected_event_of_a_task_stops_its_later_ones_only_if_they_are_parked() {
+    for on_rejected in [OnRejected::Park, OnRejected::Skip] {
+        for (store, _database) in [open_sqlite().await, open_postgres().await] {
+            let exchange = unique("sales");
+            // No queue takes Sale.Paid.
+            let queue = Queue::bound(&shared_broker_url(), &exchange, "sale.done").await;
+            let now = Timestamp::now();
+            let bus = SinkConfig { on_rejected, ..sales(target(&shared_broker_url(), &exchange)) };
+            let engine = at_rest(&store, vec![bus], now).await;
+            let task = sell(&*store, 1, now).await;
+            run_relay(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;
+            let dead = store.outbox_dead(DeadFilter::default(), None, 10).await.unwrap();
+            assert_eq!(dead.len(), 1);
+            assert_eq!(dead[0].error_message, "no queue is bound for routing key \"Sale.Paid\"");
+            let later = now.plus_ms(3_600_000);
+            if on_rejected == OnRejected::Park {
+                assert_eq!((queue.arrived().await.len(), view(&*store, "bus").await.pending), (0, 1));
+                assert_eq!(store.outbox_resolve(DeadFilter::default(), "by hand", "test", later).await.unwrap(), 1);
+                run_relay(&engine, later, 1).await;
+            }
+            let arrived = queue.arrived().await;
+            assert_eq!(arrived.len(), 1, "{arrived:?}");
+            assert_envelope(&arrived[0], task, 1);
+        }
     }
 }
 
