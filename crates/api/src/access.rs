@@ -9,6 +9,7 @@ use faena_engine::{
     EngineError,
     workers::{Registration, WorkerCaller},
 };
+use faena_machine::Caller as TaskCaller;
 use faena_store::{Filter, StoreError};
 
 use crate::{
@@ -118,6 +119,33 @@ pub async fn require_submittable(api: &Api, jobs: &[NewJob]) -> ApiResult<()> {
     Ok(())
 }
 
+/// Returns whether the caller sees the events of tasks only: it takes part in tasks, and has no other right to read.
+pub fn sees_tasks_only() -> bool {
+    context::access().is_ok_and(|access| access.require(KeyScope::Read).is_err())
+}
+
+/// Fails if the caller may not see any event. Tasks belong to no queue, so a worker that is restricted to queues sees none of them.
+pub fn require_events(caller: &Access) -> ApiResult<()> {
+    caller.require_any(&[KeyScope::Read, KeyScope::Worker])?;
+    if caller.require(KeyScope::Read).is_err() {
+        caller.require_all_queues()?;
+    }
+    Ok(())
+}
+
+/// Returns how a task knows the caller.
+pub fn task_caller() -> ApiResult<TaskCaller> {
+    let access = context::access()?;
+    let (actor, groups) = (access.actor().to_owned(), access.groups().to_vec());
+    Ok(TaskCaller { actor, identity: access.identity(), groups })
+}
+
+/// Returns the caller if it may decide about approvals, which needs the scope `write`.
+pub fn task_decider() -> ApiResult<Option<TaskCaller>> {
+    let may_decide = context::access()?.require(KeyScope::Write).is_ok();
+    may_decide.then(task_caller).transpose()
+}
+
 /// Returns how the engine knows the caller of a worker's requests.
 pub fn worker_caller(caller: &Access) -> WorkerCaller {
     WorkerCaller { api_key: caller.key(), may_adopt: caller.queues().is_none() }
@@ -147,7 +175,9 @@ pub fn authorize_registration(
     token: Option<&str>,
 ) -> ApiResult<Registration> {
     let access = match token {
-        Some(key) => api.authenticate(Credentials { peer: None, key: Some(key), person: None }, Timestamp::now()),
+        Some(key) => {
+            api.authenticate(Credentials { peer: None, key: Some(key), person: None, groups: None }, Timestamp::now())
+        }
         None => caller.access.clone(),
     };
     if access.is_err() {
@@ -168,7 +198,8 @@ pub fn restrict_trace(trace: Trace) -> Option<Trace> {
     if is_unrestricted() {
         return Some(trace);
     }
-    let (mut trace, all) = (Trace { jobs: Vec::new(), ..trace.clone() }, trace.jobs);
+    // Tasks belong to no queue.
+    let (mut trace, all) = (Trace { tasks: Vec::new(), jobs: Vec::new(), ..trace.clone() }, trace.jobs);
     trace.jobs = all.into_iter().filter(|job| includes_queue(&job.queue)).collect();
     let shown: Vec<JobId> = trace.jobs.iter().map(|job| job.id).collect();
     for job in &mut trace.jobs {

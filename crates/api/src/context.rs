@@ -118,10 +118,12 @@ fn presented_key(headers: &HeaderMap) -> Option<&str> {
 fn identify(api: &Api, request: &Request) -> Caller {
     let headers = request.headers();
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.ip());
+    let header = |name: &Option<String>| name.as_ref().and_then(|name| headers.get(name)?.to_str().ok());
     let presented = Credentials {
         peer,
         key: presented_key(headers),
-        person: api.policy.trusted_header.as_ref().and_then(|name| headers.get(name)?.to_str().ok()),
+        person: header(&api.policy.trusted_header),
+        groups: header(&api.policy.trusted_groups_header),
     };
     let forwarded = headers.get_all(FORWARDED_FOR).iter().map(|value| value.to_str().unwrap_or(""));
     Caller {

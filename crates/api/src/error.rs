@@ -57,7 +57,7 @@ impl ApiError {
     }
 
     /// Logs an error that the caller cannot act on, and returns one that hides its text.
-    fn internal(error: &str) -> ApiError {
+    pub(crate) fn internal(error: &str) -> ApiError {
         tracing::error!(error, "request failed");
         ApiError::new(ErrorCode::InternalError, "internal error; search the server's log for this request id")
     }

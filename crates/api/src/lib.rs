@@ -36,7 +36,7 @@ pub use traffic::{Cors, RejectReason, RequestRate, Traffic, TrafficConfig};
 use openapi::operations as docs;
 
 use KeyScope::{Admin, Read, Worker, Write};
-use Needs::{AllQueues, Job, Nothing, Queue, Schedule, Scope, Webhook};
+use Needs::{AllQueues, Events, Job, Nothing, Queue, Schedule, Scope, Task, Webhook};
 
 /// State of the handlers. One reference, because it is cloned several times per request.
 #[derive(Clone)]
@@ -226,16 +226,21 @@ fn machines() -> Routes {
         .get("", AllQueues(Read), rest::machines::list, docs::tasks::machines)
         .get("/{name}", AllQueues(Read), rest::machines::show, docs::tasks::machine)
         .get("/{name}/diagram", AllQueues(Read), rest::machines::diagram, docs::tasks::diagram)
+        .post("/{name}/migrate", AllQueues(Write), rest::task_bulk::migrate, docs::tasks::migrate)
 }
 
+/// A service that takes part in tasks has the scope `worker`: it may see tasks and send them events, but not decide about them.
 fn tasks() -> Routes {
     Routes::below("/api/v1/tasks")
         .post("", AllQueues(Write), rest::tasks::create, docs::tasks::create)
-        .get("", AllQueues(Read), rest::tasks::list, docs::tasks::list)
-        .get("/{id}", AllQueues(Read), rest::tasks::show, docs::tasks::show)
+        .get("", Task(Read), rest::tasks::list, docs::tasks::list)
+        .post("/bulk/{action}", AllQueues(Write), rest::task_bulk::act, docs::tasks::bulk)
+        .get("/{id}", Task(Read), rest::tasks::show, docs::tasks::show)
         .get("/{id}/history", AllQueues(Read), rest::tasks::history, docs::tasks::history)
         .get("/{id}/why", AllQueues(Read), rest::tasks::why, docs::tasks::why)
-        .post("/{id}/events", AllQueues(Write), rest::tasks::send, docs::tasks::send)
+        .get("/{id}/events", AllQueues(Read), rest::tasks::events, docs::tasks::events)
+        .post("/{id}/events", Task(Write), rest::tasks::send, docs::tasks::send)
+        .post("/{id}/fork", AllQueues(Write), rest::task_forks::fork, docs::tasks::fork)
         .post("/{id}/approve", AllQueues(Write), rest::tasks::approve, docs::tasks::approve)
         .post("/{id}/reject", AllQueues(Write), rest::tasks::reject, docs::tasks::reject)
         .post("/{id}/cancel", AllQueues(Write), rest::tasks::cancel, docs::tasks::cancel)
@@ -327,7 +332,7 @@ fn metrics_of_jobs() -> Routes {
 fn administration() -> Routes {
     Routes::below("/api/v1")
         .get("/audit", AllQueues(Admin), rest::audit::list, docs::administration::audit)
-        .get("/events", Scope(Read), rest::events::stream_events, docs::events::stream)
+        .get("/events", Events, rest::events::stream_events, docs::events::stream)
         .get("/trace/{id}", Scope(Read), rest::trace::show, docs::events::trace)
         .get("/api-keys", Scope(Admin), rest::api_keys::list, docs::administration::keys)
         .post("/api-keys", Scope(Admin), rest::api_keys::create, docs::administration::create_key)
@@ -346,6 +351,7 @@ fn health_and_metrics() -> Routes {
 fn documentation() -> Routes {
     Routes::below("")
         .get("/openapi.json", Nothing, openapi::serve_document, docs::system::document)
+        .get("/machine.schema.json", Nothing, rest::machines::schema, docs::system::machine_schema)
         .get("/docs", Nothing, openapi::serve_page, docs::system::page)
         .get("/docs/style.css", Nothing, openapi::serve_style, docs::system::style)
 }

@@ -53,7 +53,7 @@ fn unreadable(error: &axum::Error, max_bytes: usize) -> ApiError {
 }
 
 /// Splits a body into its fields; an empty body counts as an empty object.
-pub fn optional_fields<'a>(api: &Api, body: &'a Bytes) -> ApiResult<Fields<'a>> {
+pub fn optional_fields<'a>(api: &Api, body: &'a [u8]) -> ApiResult<Fields<'a>> {
     Ok(api.parser().fields(if body.is_empty() { b"{}" } else { body })?)
 }
 

@@ -33,18 +33,26 @@ pub enum Needs {
     Schedule(KeyScope),
     /// The webhook in the path must be about a job in a queue of the caller.
     Webhook(KeyScope),
+    /// A service that takes part in tasks may call as well, with the scope `worker`. Tasks belong to no queue, so a key that is
+    /// restricted to queues is rejected.
+    Task(KeyScope),
+    /// The stream of events: `read`, narrowed to the queues of the caller, or `worker`, narrowed to the events of tasks.
+    Events,
 }
 
 impl Needs {
-    pub fn scope(self) -> Option<KeyScope> {
+    /// Returns the scopes of which the caller needs one. Empty: it needs no key.
+    pub fn scopes(self) -> Vec<KeyScope> {
         match self {
-            Needs::Nothing => None,
+            Needs::Nothing => Vec::new(),
             Needs::Scope(scope)
             | Needs::AllQueues(scope)
             | Needs::Job(scope)
             | Needs::Queue(scope)
             | Needs::Schedule(scope)
-            | Needs::Webhook(scope) => Some(scope),
+            | Needs::Webhook(scope) => vec![scope],
+            Needs::Task(scope) => vec![scope, KeyScope::Worker],
+            Needs::Events => vec![KeyScope::Read, KeyScope::Worker],
         }
     }
 }
@@ -169,15 +177,19 @@ async fn check(
 
 /// Fails if the caller of the current request does not have what a route needs.
 async fn allows(api: &Api, needs: Needs, parameter: &impl Fn(&str) -> String) -> ApiResult<()> {
-    let Some(scope) = needs.scope() else { return Ok(()) };
+    let scopes = needs.scopes();
+    if scopes.is_empty() {
+        return Ok(());
+    }
     let caller = context::access()?;
-    caller.require(scope)?;
+    caller.require_any(&scopes)?;
     if caller.queues().is_none() {
         return Ok(());
     }
     match needs {
         Needs::Nothing | Needs::Scope(_) => Ok(()),
-        Needs::AllQueues(_) => Ok(caller.require_all_queues()?),
+        Needs::AllQueues(_) | Needs::Task(_) => Ok(caller.require_all_queues()?),
+        Needs::Events => access::require_events(&caller),
         Needs::Job(_) => access::require_job_text(api, &parameter("id")).await,
         Needs::Queue(_) => Ok(caller.require_queue(&parameter("name"))?),
         Needs::Schedule(_) => access::require_schedule(api, &parameter("id")).await,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faena_domain::{ErrorCode, FieldError, JobId, Timestamp};
+use faena_domain::{ErrorCode, FieldError, JobId, TaskId, Timestamp};
 use faena_engine::event_reader::{EventFilter, MAX_SUBSCRIBERS, StreamItem, SubscribeError, Subscription};
 use faena_store::EventPosition;
 
@@ -22,6 +22,7 @@ pub struct WatchRequest {
     pub queue: Option<String>,
     pub correlation_id: Option<String>,
     pub job_id: Option<String>,
+    pub task_id: Option<String>,
     /// Name of the parameter or header with the position to resume after, and its value.
     pub after: Option<(&'static str, String)>,
 }
@@ -121,6 +122,13 @@ fn parse(request: WatchRequest) -> Result<(EventFilter, Option<EventPosition>), 
         }
         id
     });
+    let task = request.task_id.and_then(|text| {
+        let id = text.parse::<TaskId>().ok();
+        if id.is_none() {
+            errors.push(FieldError::new("taskId", "must be a UUID"));
+        }
+        id
+    });
     let after = request.after.and_then(|(name, text)| {
         let position = text.trim().parse::<EventPosition>().ok().filter(|position| *position >= 0);
         if position.is_none() {
@@ -131,6 +139,7 @@ fn parse(request: WatchRequest) -> Result<(EventFilter, Option<EventPosition>), 
     });
     let queues = access::queues().unwrap_or(Some(Vec::new()));
     let WatchRequest { types, queue, correlation_id, .. } = request;
-    let filter = EventFilter { types, queue, queues, correlation_id, job };
+    let tasks_only = access::sees_tasks_only();
+    let filter = EventFilter { types, queue, queues, correlation_id, job, task, tasks_only };
     if errors.is_empty() { Ok((filter, after)) } else { Err(errors) }
 }

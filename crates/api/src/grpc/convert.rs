@@ -109,6 +109,18 @@ pub fn tick_outcome(outcome: TickOutcome) -> i32 {
     number(v1::TickOutcome::from_str_name, "TICK_OUTCOME_", outcome.as_str())
 }
 
+pub fn task_status(name: &str) -> i32 {
+    number(v1::TaskStatus::from_str_name, "TASK_STATUS_", name)
+}
+
+pub fn task_status_name(status: i32) -> Option<Value> {
+    lower_name(status, v1::TaskStatus::as_str_name, "TASK_STATUS_")
+}
+
+pub fn task_outcome(name: &str) -> i32 {
+    number(v1::TaskOutcome::from_str_name, "TASK_OUTCOME_", name)
+}
+
 pub fn report_kind(name: &str) -> i32 {
     number(v1::ReportKind::from_str_name, "REPORT_KIND_", name)
 }

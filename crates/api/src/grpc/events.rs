@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::{GrpcResult, convert};
 use crate::{
-    Api,
+    Api, ApiError, access, context,
     watch::{EventStream, Item, WatchRequest},
 };
 
@@ -24,12 +24,14 @@ impl EventService for Events {
     type SubscribeStream = Pin<Box<dyn Stream<Item = Result<SubscribeResponse, Status>> + Send>>;
 
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> GrpcResult<Self::SubscribeStream> {
+        access::require_events(&context::access().map_err(ApiError::from)?)?;
         let request = request.into_inner();
         let request = WatchRequest {
             types: request.types,
             queue: request.queue,
             correlation_id: request.correlation_id,
             job_id: request.job_id,
+            task_id: request.task_id,
             after: request.after.map(|position| ("after", position.to_string())),
         };
         let events = EventStream::open(&self.0, request).await?;

@@ -7,32 +7,49 @@ use axum::{
 };
 use tonic::Status;
 
-use faena_domain::KeyScope::{self, Admin, Read, Write};
+use faena_domain::KeyScope::{self, Admin, Read, Worker, Write};
 
-use crate::{ApiError, ApiResult, context};
+use crate::{ApiResult, context};
 
-/// What each call needs, by the last two segments of its path.
-const CALLS: &[(&str, KeyScope)] = &[
-    ("faena.v1.EventService/Subscribe", Read),
-    ("faena.v1.JobService/CreateJob", Write),
-    ("faena.v1.JobService/BatchCreateJobs", Write),
-    ("faena.v1.JobService/GetJob", Read),
-    ("faena.v1.JobService/ListJobs", Read),
-    ("faena.v1.JobService/CancelJob", Write),
-    ("faena.v1.JobService/RetryJob", Write),
-    ("faena.v1.JobService/DeleteJob", Write),
-    ("faena.v1.JobService/WatchJob", Read),
-    ("faena.v1.ScheduleService/CreateSchedule", Write),
-    ("faena.v1.ScheduleService/GetSchedule", Read),
-    ("faena.v1.ScheduleService/ListSchedules", Read),
-    ("faena.v1.ScheduleService/UpdateSchedule", Write),
-    ("faena.v1.ScheduleService/DeleteSchedule", Write),
-    ("faena.v1.ScheduleService/TriggerSchedule", Write),
-    ("faena.v1.ScheduleService/SetScheduleActive", Write),
-    ("faena.v1.ScheduleService/PreviewSchedule", Read),
-    ("faena.v1.ScheduleService/ValidateSchedule", Read),
-    ("faena.v1.ScheduleService/ListScheduleTicks", Read),
+/// The scopes of which each call needs one, by the last two segments of its path.
+const CALLS: &[(&str, &[KeyScope])] = &[
+    ("faena.v1.EventService/Subscribe", &[Read, Worker]),
+    ("faena.v1.JobService/CreateJob", &[Write]),
+    ("faena.v1.JobService/BatchCreateJobs", &[Write]),
+    ("faena.v1.JobService/GetJob", &[Read]),
+    ("faena.v1.JobService/ListJobs", &[Read]),
+    ("faena.v1.JobService/CancelJob", &[Write]),
+    ("faena.v1.JobService/RetryJob", &[Write]),
+    ("faena.v1.JobService/DeleteJob", &[Write]),
+    ("faena.v1.JobService/WatchJob", &[Read]),
+    ("faena.v1.ScheduleService/CreateSchedule", &[Write]),
+    ("faena.v1.ScheduleService/GetSchedule", &[Read]),
+    ("faena.v1.ScheduleService/ListSchedules", &[Read]),
+    ("faena.v1.ScheduleService/UpdateSchedule", &[Write]),
+    ("faena.v1.ScheduleService/DeleteSchedule", &[Write]),
+    ("faena.v1.ScheduleService/TriggerSchedule", &[Write]),
+    ("faena.v1.ScheduleService/SetScheduleActive", &[Write]),
+    ("faena.v1.ScheduleService/PreviewSchedule", &[Read]),
+    ("faena.v1.ScheduleService/ValidateSchedule", &[Read]),
+    ("faena.v1.ScheduleService/ListScheduleTicks", &[Read]),
+    ("faena.v1.TaskService/RegisterMachine", &[Write]),
+    ("faena.v1.TaskService/GetMachine", &[Read]),
+    ("faena.v1.TaskService/ListMachines", &[Read]),
+    ("faena.v1.TaskService/CreateTask", &[Write]),
+    ("faena.v1.TaskService/GetTask", &[Read, Worker]),
+    ("faena.v1.TaskService/ListTasks", &[Read, Worker]),
+    ("faena.v1.TaskService/ListTaskHistory", &[Read]),
+    ("faena.v1.TaskService/ExplainTask", &[Read]),
+    ("faena.v1.TaskService/SendTaskEvent", &[Write, Worker]),
+    ("faena.v1.TaskService/ApproveTask", &[Write]),
+    ("faena.v1.TaskService/RejectTask", &[Write]),
+    ("faena.v1.TaskService/CancelTask", &[Write]),
+    ("faena.v1.TaskService/PauseTask", &[Write]),
+    ("faena.v1.TaskService/ResumeTask", &[Write]),
 ];
+
+/// Tasks belong to no queue, so a key that is restricted to queues may not call these.
+const OF_ALL_QUEUES: &str = "/faena.v1.TaskService/";
 
 const CONNECT: &str = "faena.v1.WorkerService/Connect";
 
@@ -45,14 +62,17 @@ pub async fn check(request: Request, next: Next) -> Response {
 }
 
 fn allows(path: &str) -> ApiResult<()> {
-    match needs(path) {
-        None => Ok(()),
-        Some(scope) => context::access()?.require(scope).map_err(ApiError::from),
+    let Some(scopes) = needs(path) else { return Ok(()) };
+    let caller = context::access()?;
+    caller.require_any(scopes)?;
+    if path.starts_with(OF_ALL_QUEUES) {
+        caller.require_all_queues()?;
     }
+    Ok(())
 }
 
-/// Returns the scope that a call needs, or `None` if it needs no key.
-fn needs(path: &str) -> Option<KeyScope> {
+/// Returns the scopes of which a call needs one, or `None` if it needs no key.
+fn needs(path: &str) -> Option<&'static [KeyScope]> {
     let call = path.trim_start_matches('/');
     if call.starts_with("grpc.health.") {
         return None;
@@ -62,9 +82,9 @@ fn needs(path: &str) -> Option<KeyScope> {
         return None;
     }
     if call.starts_with("grpc.reflection.") {
-        return Some(Read);
+        return Some(&[Read]);
     }
-    Some(CALLS.iter().find(|(name, _)| *name == call).map_or(Admin, |(_, scope)| *scope))
+    Some(CALLS.iter().find(|(name, _)| *name == call).map_or(&[Admin], |(_, scopes)| *scopes))
 }
 
 #[cfg(test)]
@@ -94,7 +114,7 @@ mod tests {
 
     #[test]
     fn an_unknown_call_needs_an_admin_key() {
-        assert_eq!(needs("/faena.v1.JobService/Unknown"), Some(Admin));
+        assert_eq!(needs("/faena.v1.JobService/Unknown"), Some(&[Admin] as &[KeyScope]));
         assert_eq!(needs("/grpc.health.v1.Health/Check"), None);
     }
 }

@@ -8,10 +8,11 @@ use std::{
 use faena_domain::{JobState, Rules, Timestamp, WebhookState, WorkerState};
 use faena_engine::throughput::Overall;
 use faena_store::{
-    Counts, InFlightCount, JobTotal, Lane, LaneId, ScheduleCounts, SinkView, StoreError, Tally, named_queues,
+    Counts, InFlightCount, JobTotal, Lane, LaneId, ScheduleCounts, SinkView, StoreError, Tally, TaskFigures,
+    TasksInState, named_queues,
 };
 
-use super::{MAX_QUEUES, scrape::Scrape, signed, table};
+use super::{MAX_QUEUES, MAX_TASK_STATES, scrape::Scrape, signed, table};
 use crate::Api;
 
 pub struct ClusterFigures {
@@ -25,6 +26,7 @@ pub struct ClusterFigures {
     webhooks: Vec<(WebhookState, u64)>,
     schedules: ScheduleCounts,
     sinks: Vec<SinkView>,
+    tasks: TaskFigures,
     throughput: Option<Overall>,
 }
 
@@ -44,6 +46,7 @@ impl ClusterFigures {
             webhooks: store.webhook_counts().await?.into_iter().collect(),
             schedules: store.schedule_counts().await?,
             sinks: store.outbox_sinks(now).await?,
+            tasks: store.task_figures().await?,
             throughput: api.engine.throughput.overall(now),
         })
     }
@@ -61,6 +64,7 @@ impl ClusterFigures {
         let overdue = self.schedules.next_at.map_or(0, |at| self.now.ms_since(at).max(0));
         scrape.decimal(&table::SCHEDULE_OVERDUE_SECONDS, overdue as f64 / 1_000.0);
         self.outbox(scrape);
+        self.tasks(scrape);
         if let Some(throughput) = self.throughput {
             scrape.decimal(&table::THROUGHPUT, throughput.per_second);
             scrape.decimal(&table::ERROR_RATIO, throughput.error_ratio);
@@ -138,6 +142,37 @@ impl ClusterFigures {
         let up = sinks.iter().map(|sink| ([sink.name.clone()], i64::from(sink.down_since.is_none())));
         scrape.gauge(&table::OUTBOX_SINK_UP, up);
     }
+}
+
+impl ClusterFigures {
+    fn tasks(&self, scrape: &mut Scrape) {
+        let waiting = |since: Option<Timestamp>| since.map_or(0, |at| self.now.ms_since(at).max(0));
+        let (mut tasks, mut oldest) = (BTreeMap::new(), BTreeMap::new());
+        for (labels, figures) in named_states(&self.tasks.states) {
+            *tasks.entry(labels.clone()).or_default() += signed(figures.tasks);
+            let longest: &mut i64 = oldest.entry(labels).or_default();
+            *longest = (*longest).max(waiting(Some(figures.since)) / 1_000);
+        }
+        scrape.gauge(&table::TASKS, tasks);
+        scrape.gauge(&table::TASK_OLDEST_SECONDS, oldest);
+        scrape.gauge(&table::TASK_APPROVALS, [([], signed(self.tasks.approvals))]);
+        let approval = waiting(self.tasks.oldest_approval_at) / 1_000;
+        scrape.gauge(&table::TASK_APPROVAL_OLDEST_SECONDS, [([], approval)]);
+        scrape.decimal(&table::TASK_OVERDUE_SECONDS, waiting(self.tasks.next_at) as f64 / 1_000.0);
+    }
+}
+
+/// Returns the labels of each state. The states with the most tasks have their names, all others share the label `other`.
+fn named_states(states: &[TasksInState]) -> impl Iterator<Item = ([String; 2], &TasksInState)> {
+    let mut states: Vec<&TasksInState> = states.iter().collect();
+    states.sort_by(|a, b| b.tasks.cmp(&a.tasks).then_with(|| (&a.machine, &a.state).cmp(&(&b.machine, &b.state))));
+    states.into_iter().enumerate().map(|(position, figures)| {
+        let labels = match position < MAX_TASK_STATES {
+            true => [figures.machine.clone(), figures.state.clone()],
+            false => ["other".to_owned(), "other".to_owned()],
+        };
+        (labels, figures)
+    })
 }
 
 /// Counts the jobs of some lanes by state.

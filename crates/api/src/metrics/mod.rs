@@ -79,3 +79,5 @@ const MAX_QUEUES: usize = 100;
 /// Workers of a node with labels of their own, and failing hosts.
 const MAX_WORKERS: usize = 1_000;
 const MAX_HOSTS: usize = 100;
+/// States of machines with labels of their own.
+const MAX_TASK_STATES: usize = 200;

@@ -29,6 +29,7 @@ pub async fn add(api: &Api, scrape: &mut Scrape) {
     events(api, scrape);
     webhooks(api, scrape, now);
     schedules(api, scrape);
+    tasks(api, scrape);
     sources_and_inboxes(api, scrape, now);
     requests(api, scrape);
     traces(api, scrape);
@@ -149,6 +150,15 @@ fn schedules(api: &Api, scrape: &mut Scrape) {
     let ticks = ticks.map(|outcome| ([outcome.as_str().to_owned()], api.engine.schedules.count(outcome)));
     scrape.counter(&table::SCHEDULE_TICKS, ticks);
     scrape.decimal(&table::SCHEDULE_LATE_SECONDS, api.engine.schedules.late_ms() as f64 / 1_000.0);
+}
+
+fn tasks(api: &Api, scrape: &mut Scrape) {
+    let measures = api.engine.store.task_measures();
+    let outcomes = measures.outcomes.iter().map(|(outcome, count)| ([(*outcome).to_owned()], *count));
+    scrape.counter(&table::TASK_EVENTS, outcomes);
+    scrape.counter(&table::TASK_DEADLINES_MISSED, [([], measures.deadlines_missed)]);
+    let commits = Histogram::from_counts(measures.commits, measures.commits_sum_ms);
+    scrape.histogram(&table::TASK_COMMIT_SECONDS, [([], commits)]);
 }
 
 fn loops(api: &Api, scrape: &mut Scrape, now: Timestamp) {

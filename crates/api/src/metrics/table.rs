@@ -154,6 +154,20 @@ metrics! {
         "Due times that this node processed, by outcome";
     SCHEDULE_LATE_SECONDS = "faena_schedule_late_seconds", Gauge, Node, [],
         "Delay between the latest due time that this node processed and the processing";
+    TASKS = "faena_tasks", Gauge, Cluster, ["machine", "state"], "Tasks that have not ended, by machine and state";
+    TASK_OLDEST_SECONDS = "faena_task_oldest_seconds", Gauge, Cluster, ["machine", "state"],
+        "Time for which the task that has been in a state longest has been there";
+    TASK_APPROVALS = "faena_task_approvals_waiting", Gauge, Cluster, [], "Tasks that wait for a decision";
+    TASK_APPROVAL_OLDEST_SECONDS = "faena_task_approval_oldest_seconds", Gauge, Cluster, [],
+        "Time for which the longest waiting of them has been in its state, 0 if there is none";
+    TASK_OVERDUE_SECONDS = "faena_task_overdue_seconds", Gauge, Cluster, [],
+        "Time since the oldest due timer of a task that no node has fired, 0 if there is none";
+    TASK_EVENTS = "faena_task_events", Counter, Node, ["outcome"],
+        "Events and commands that this node applied to tasks, by what they did";
+    TASK_DEADLINES_MISSED = "faena_task_deadlines_missed", Counter, Node, [],
+        "Deadlines of tasks that this node found missed: silence, no progress or total time";
+    TASK_COMMIT_SECONDS = "faena_task_commit_seconds", Histogram, Node, [],
+        "Seconds between accepting events of tasks at this node and their commit";
     SOURCE_ROWS = "faena_source_rows", Counter, Node, ["source", "outcome"],
         "Rows of outbox sources that this node processed";
     SOURCE_UP = "faena_source_up", Gauge, Node, ["source"], "1 while a source of this node works, 0 while it is down";

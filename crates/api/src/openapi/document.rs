@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use faena_domain::{ErrorCode, JobLimits, KeyScope};
+use faena_domain::{ErrorCode, JobLimits};
 use faena_wire::ErrorBody;
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -99,9 +99,10 @@ fn operation(route: &DeclaredRoute, limits: &JobLimits, generator: &mut SchemaGe
 
 /// Returns the description of an operation, with what its route needs.
 fn description(route: &DeclaredRoute) -> String {
-    let access = match (route.needs, route.needs.scope()) {
-        (Needs::Nothing, _) | (_, None) => "Needs no API key.".to_owned(),
-        (needs, Some(scope)) => format!("Needs the scope `{scope}`.{}", queue_rule(needs)),
+    let scopes: Vec<String> = route.needs.scopes().iter().map(|scope| format!("`{scope}`")).collect();
+    let access = match scopes.is_empty() {
+        true => "Needs no API key.".to_owned(),
+        false => format!("Needs the scope {}.{}", scopes.join(" or "), queue_rule(route.needs)),
     };
     let text = route.operation.description.trim();
     if text.is_empty() { access } else { format!("{text}\n\n{access}") }
@@ -111,20 +112,21 @@ fn description(route: &DeclaredRoute) -> String {
 fn queue_rule(needs: Needs) -> &'static str {
     match needs {
         Needs::Nothing | Needs::Scope(_) => "",
-        Needs::AllQueues(_) => " A key that is restricted to queues is rejected.",
+        Needs::AllQueues(_) | Needs::Task(_) => " A key that is restricted to queues is rejected.",
         Needs::Job(_) => " Jobs of other queues do not exist for a key that is restricted to queues.",
         Needs::Queue(_) => " A key that is restricted to queues must include this one.",
         Needs::Schedule(_) => " Schedules of other queues do not exist for a key that is restricted to queues.",
+        Needs::Events => {
+            " A key that is restricted to queues sees the events of its queues; one with `worker` alone sees the events of tasks."
+        }
         Needs::Webhook(_) => " Webhooks of other queues do not exist for a key that is restricted to queues.",
     }
 }
 
 /// Returns the alternatives: an API key with the scope, in either header.
 fn security(needs: Needs) -> Value {
-    match needs.scope().map(KeyScope::as_str) {
-        None => json!([]),
-        Some(scope) => json!([{"bearer": [scope]}, {"apiKey": [scope]}]),
-    }
+    let scopes = needs.scopes().into_iter();
+    scopes.flat_map(|scope| [json!({"bearer": [scope]}), json!({"apiKey": [scope]})]).collect()
 }
 
 /// Returns the errors that an operation can answer with: its own, and those of everything in front of it.

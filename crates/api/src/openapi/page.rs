@@ -102,7 +102,7 @@ fn example(html: &mut String, route: &DeclaredRoute, body: &Value) {
     if route.operation.answers.iter().any(|answer| matches!(answer.content, Content::Events(_))) {
         command.push_str(" -N");
     }
-    if route.needs.scope().is_some() {
+    if !route.needs.scopes().is_empty() {
         command.push_str(" \\\n  -H 'Authorization: Bearer fna_…'");
     }
     if !body.is_null() {

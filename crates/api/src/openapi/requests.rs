@@ -340,6 +340,57 @@ pub fn task(_: &JobLimits) -> Value {
         .optional("data", about(any_object(), "The data that the task starts with."))
         .optional("title", about(text(200), "Title for people."))
         .optional("correlationId", about(text(200), "Correlation id. The id of the task if it is absent."))
+        .optional("tags", about(list(text(100), 0, 32), "Labels to search for."))
+        .build()
+}
+
+pub fn task_fork(_: &JobLimits) -> Value {
+    Object::new()
+        .optional(
+            "at",
+            about(
+                integer(1, 9_007_199_254_740_991),
+                "Number of a record. The last one before the end of the task if it is absent.",
+            ),
+        )
+        .optional("data", about(any_object(), "Fields of the data to replace."))
+        .build()
+}
+
+pub fn bulk_tasks(_: &JobLimits) -> Value {
+    let statuses = one_of(["running", "paused", "completed", "failed", "cancelled"]);
+    let filter = vec![
+        ("machine", filter_text()),
+        ("version", integer(1, 2_147_483_647)),
+        ("state", filter_text()),
+        ("status", statuses),
+        ("tag", filter_text()),
+        ("correlationId", filter_text()),
+        ("approval", boolean()),
+    ];
+    Object::new()
+        .optional("type", about(filter_text(), "Type of the event to send."))
+        .optional("payload", about(any_object(), "Payload of the event to send."))
+        .optional("reason", about(json!({"type": "string"}), "Reason of a cancellation."))
+        .optional("filter", filter_object(filter, "The tasks to act on: the filters of `GET /api/v1/tasks`."))
+        .optional("all", with_default(about(boolean(), "Confirms a filter that matches every task."), false))
+        .optional("dryRun", with_default(about(boolean(), "Only counts the tasks and shows examples."), false))
+        .optional("perSecond", about(integer(1, 10_000), "Continues in the background, at this rate."))
+        .build()
+}
+
+pub fn migration(_: &JobLimits) -> Value {
+    let map = json!({"type": "object", "additionalProperties": {"type": "string"}});
+    Object::new()
+        .required("from", about(integer(1, 2_147_483_647), "Version that tasks move from."))
+        .required("to", about(integer(1, 2_147_483_647), "Version that tasks move to."))
+        .optional("map", about(map, "New states by old ones. A state that is not here keeps its name."))
+        .optional(
+            "entry",
+            with_default(about(one_of(["run", "skip"]), "Whether the entry actions of the new state run."), "run"),
+        )
+        .optional("dryRun", with_default(about(boolean(), "Only says what would happen."), false))
+        .optional("perSecond", about(integer(1, 10_000), "Continues in the background, at this rate."))
         .build()
 }
 

@@ -14,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{BulkId, ErrorCode, JobId, JobState, JobView, Timestamp, parse::Fields};
-use faena_store::{Bulk, BulkAction, Filter, NewBulk, Page, StoreError};
+use faena_store::{Bulk, BulkAction, BulkWork, Filter, NewBulk, Page, StoreError};
 use faena_wire::{BulkExample, BulkList, BulkResponse, BulkView};
 use serde_json::{Map, Value};
 
@@ -33,7 +33,7 @@ use crate::{
 const SAMPLE: usize = 10;
 /// Longest time that the response waits for an action without a rate. Then the action continues in the background.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
-const MAX_PER_SECOND: u64 = 10_000;
+pub const MAX_PER_SECOND: u64 = 10_000;
 
 pub async fn jobs(State(api): State<Api>, Segment(action): Segment, body: Body) -> ApiResult<Response> {
     let action = BulkAction::parse(&action)
@@ -117,18 +117,25 @@ async fn start(api: Api, action: BulkAction, request: BulkRequest, states: Vec<J
         return Ok(Json(response).into_response());
     };
     let per_second = request.per_second;
-    let new = NewBulk { id, action, filter, actor: actor(), per_second, up_to: newest, matched: response.matched };
+    let (work, matched) = (BulkWork::Jobs { action, filter }, response.matched);
+    let new = NewBulk { id, work, actor: actor(), per_second, up_to: newest.0, matched };
     response.id = Some(id);
-    if per_second.is_some() {
+    let Some(bulk) = launch(api, new, now).await? else { return Ok(accepted(response)) };
+    response.done = bulk.done;
+    response.skipped = bulk.skipped;
+    Ok(if bulk.finished_at.is_some() { Json(response).into_response() } else { accepted(response) })
+}
+
+/// Starts an action. Without a rate, returns its progress when it has finished, or when the response cannot wait any longer.
+pub async fn launch(api: Api, new: NewBulk, now: Timestamp) -> ApiResult<Option<Bulk>> {
+    if new.per_second.is_some() {
         api.engine.bulk_begin(new, now).await?;
-        return Ok(accepted(response));
+        return Ok(None);
     }
     // Runs in its own task, so that the action does not stop halfway if the caller disconnects.
     let work = tokio::spawn(async move { api.engine.bulk_run(new, RESPONSE_TIMEOUT, now).await });
     let bulk = work.await.map_err(|_| StoreError::Internal("a bulk action panicked".into()))??;
-    response.done = bulk.done;
-    response.skipped = bulk.skipped;
-    Ok(if bulk.finished_at.is_some() { Json(response).into_response() } else { accepted(response) })
+    Ok(Some(bulk))
 }
 
 /// Returns 202 with the location of an action that continues in the background.
@@ -196,8 +203,8 @@ async fn find(api: &Api, id: &str) -> ApiResult<Bulk> {
 fn view(bulk: Bulk) -> BulkView {
     BulkView {
         id: bulk.id,
-        action: bulk.action.as_str().into(),
-        filter: bulk.filter.shown(),
+        action: bulk.work.name(),
+        filter: bulk.work.shown(),
         actor: bulk.actor,
         per_second: bulk.per_second,
         created_at: bulk.created_at,

@@ -47,6 +47,7 @@ fn parse_query(query: Option<&str>) -> ApiResult<WatchRequest> {
             "queue" => request.queue = Some(value),
             "correlationId" => request.correlation_id = Some(value),
             "jobId" => request.job_id = Some(value),
+            "taskId" => request.task_id = Some(value),
             "lastEventId" => request.after = Some(("lastEventId", value)),
             _ => errors.push(FieldError::new(name, UNKNOWN_PARAMETER)),
         }

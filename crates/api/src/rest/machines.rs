@@ -53,7 +53,15 @@ pub struct MachineView {
 /// Registers the definition in the field `definition`: an object, or text in YAML or JSON.
 pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
-    let mut fields = api.parser().fields(&body)?;
+    let (answer, existed) = register_from(&api, &body).await?;
+    let location = [(header::LOCATION, format!("/api/v1/machines/{}?version={}", answer.name, answer.version))];
+    let status = if existed { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, location, Json(answer)).into_response())
+}
+
+/// Registers the machine of a request. Returns whether the same definition was registered before.
+pub async fn register_from(api: &Api, body: &[u8]) -> ApiResult<(RegisteredMachine, bool)> {
+    let mut fields = api.parser().fields(body)?;
     let definition: Option<Value> = fields.take("definition", "an object, or text in YAML or JSON");
     let mut errors = fields.finish();
     if definition.is_none() && errors.is_empty() {
@@ -64,7 +72,10 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
         Value::String(text) => text,
         other => other.to_string(),
     };
-    let definition = Arc::new(Definition::parse(&text).map_err(|findings| invalid(&findings))?);
+    // The checks of a large definition take long enough to delay other requests.
+    let parsed = tokio::task::spawn_blocking(move || Definition::parse(&text)).await;
+    let parsed = parsed.map_err(|error| ApiError::internal(&error.to_string()))?;
+    let definition = Arc::new(parsed.map_err(|findings| invalid(&findings))?);
     let machine = NewMachine { definition: definition.clone() };
     let registered = api.engine.store.machine_register(machine, &actor(), Timestamp::now()).await?;
     let answer = RegisteredMachine {
@@ -72,12 +83,7 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
         version: definition.version,
         hash: definition.hash.clone(),
     };
-    let location = [(header::LOCATION, format!("/api/v1/machines/{}?version={}", answer.name, answer.version))];
-    let status = match registered {
-        Registered::New => StatusCode::CREATED,
-        Registered::Known => StatusCode::OK,
-    };
-    Ok((status, location, Json(answer)).into_response())
+    Ok((answer, registered == Registered::Known))
 }
 
 fn invalid(findings: &[Finding]) -> ApiError {
@@ -91,8 +97,12 @@ fn invalid(findings: &[Finding]) -> ApiError {
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<MachineList>> {
     read_query(query.as_deref(), &[], |_, _| Err(UNKNOWN_PARAMETER.into()))?;
-    let machines = api.engine.store.machine_list().await?;
-    Ok(Json(MachineList { machines }))
+    Ok(Json(MachineList { machines: find(&api).await? }))
+}
+
+/// Returns every version of every machine.
+pub async fn find(api: &Api) -> ApiResult<Vec<MachineStatus>> {
+    Ok(api.engine.store.machine_list().await?)
 }
 
 pub async fn show(
@@ -100,23 +110,33 @@ pub async fn show(
     Segment(name): Segment,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Json<MachineView>> {
-    let machine = requested(&api, &name, query.as_deref()).await?;
-    let all = api.engine.store.machine_list().await?;
-    Ok(Json(MachineView {
+    Ok(Json(shown(&api, &name, query.as_deref()).await?))
+}
+
+/// Returns the version of a machine that a query asks for.
+pub async fn shown(api: &Api, name: &str, query: Option<&str>) -> ApiResult<MachineView> {
+    let machine = requested(api, name, query).await?;
+    let all = find(api).await?;
+    Ok(MachineView {
         versions: all.iter().filter(|status| status.name == name).map(|status| status.version).collect(),
-        name,
+        name: name.to_owned(),
         version: machine.definition.version,
         hash: machine.definition.hash.clone(),
         created_at: machine.created_at,
         created_by: machine.created_by,
         definition: machine.definition.source.clone(),
-    }))
+    })
 }
 
 /// Shows the drawing of a machine as SVG.
 pub async fn diagram(State(api): State<Api>, Segment(name): Segment, RawQuery(query): RawQuery) -> ApiResult<Response> {
     let machine = requested(&api, &name, query.as_deref()).await?;
     Ok(([(header::CONTENT_TYPE, "image/svg+xml")], machine.definition.to_svg(&[])).into_response())
+}
+
+/// Shows the JSON Schema of definitions.
+pub async fn schema() -> Json<Value> {
+    Json(faena_machine::schema())
 }
 
 async fn requested(api: &Api, name: &str, query: Option<&str>) -> ApiResult<StoredMachine> {

@@ -22,6 +22,8 @@ pub mod patch;
 pub mod queues;
 mod schedule_fields;
 pub mod schedules;
+pub mod task_bulk;
+pub mod task_forks;
 pub mod task_views;
 pub mod tasks;
 pub mod trace;

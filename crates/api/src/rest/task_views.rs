@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use faena_domain::Timestamp;
-use faena_machine::{Approval, Definition, Event, Record, Status, Task, Timer, WaitReason, why};
+use faena_machine::{Active, Approval, Definition, Event, Origin, Record, Status, Task, Timer, WaitReason, why};
 use faena_store::TaskView as StoredTask;
 use faena_wire::PageInfo;
 use schemars::JsonSchema;
@@ -19,14 +19,24 @@ pub struct TaskView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
     pub correlation_id: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// The point in another task's history that this task started from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forked_from: Option<Origin>,
     pub status: Status,
     /// The active states, the outermost first, joined by dots.
     pub state: String,
+    /// The active states, the outermost first. The epoch identifies this stay in the state.
+    pub active: Vec<Active>,
     /// Why Faena ended the task, if no state of its machine did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
     pub data: Value,
     pub counters: BTreeMap<String, u32>,
+    /// The last progress that a service reported.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub progress: Value,
     pub timers: Vec<Timer>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<Approval>,
@@ -56,11 +66,15 @@ impl TaskView {
             version: stored.version,
             title: stored.title,
             correlation_id: stored.correlation,
+            tags: stored.tags,
+            forked_from: task.forked_from,
             status: task.status,
             state,
+            active: task.active,
             fault: task.fault,
             data: task.data,
             counters: task.counters,
+            progress: task.progress,
             timers: task.timers,
             approval: task.approval,
             deferred: task.deferred,
@@ -92,6 +106,13 @@ impl TaskList {
 #[derive(Serialize, JsonSchema)]
 pub struct HistoryView {
     pub history: Vec<Record>,
+}
+
+/// Events about a task, as sinks and streams receive them.
+#[derive(Serialize, JsonSchema)]
+pub struct TaskEvents {
+    /// CloudEvents, the oldest first. `sequence` counts them.
+    pub events: Vec<Value>,
 }
 
 /// What a task waits for.

@@ -7,31 +7,39 @@ use axum::{
     http::{StatusCode, header},
 };
 use faena_domain::{ErrorCode, FieldError, TaskId, Timestamp, parse::Fields};
-use faena_machine::{Event, Input, Outcome, Status, create as first_step};
-use faena_store::{NewTask, TaskAnswer, TaskFilter, TaskInput, TaskView as StoredTask};
+use faena_machine::{Event, Input, Outcome, Record, Status, create as first_step};
+use faena_store::{EventQuery, NewTask, TaskAnswer, TaskFilter, TaskInput, TaskView as StoredTask};
+use faena_wire::PageInfo;
 use serde_json::Value;
 
 use super::{
     machines,
     paging::{ListResponse, Paging, respond},
-    task_views::{HistoryView, TaskList, TaskView, TaskWhy},
+    task_views::{HistoryView, TaskEvents, TaskList, TaskView, TaskWhy},
 };
 use crate::{
-    Api, ApiError, ApiResult,
+    Api, ApiError, ApiResult, access,
     context::actor,
     request::{Segment, UNKNOWN_PARAMETER, check, optional_fields, parse_number, read_body, read_query},
 };
 
-pub async fn create(
-    State(api): State<Api>,
-    body: Body,
-) -> ApiResult<(StatusCode, [(header::HeaderName, String); 1], Json<TaskView>)> {
+pub type Created = (StatusCode, [(header::HeaderName, String); 1], Json<TaskView>);
+
+pub async fn create(State(api): State<Api>, body: Body) -> ApiResult<Created> {
     let body = read_body(&api, body).await?;
-    let mut fields = api.parser().fields(&body)?;
+    let task = create_from(&api, &body).await?;
+    let location = [(header::LOCATION, format!("/api/v1/tasks/{}", task.id))];
+    Ok((StatusCode::CREATED, location, Json(task)))
+}
+
+/// Creates the task of a request.
+pub async fn create_from(api: &Api, body: &[u8]) -> ApiResult<TaskView> {
+    let mut fields = api.parser().fields(body)?;
     let machine = fields.text("machine");
     let version = fields.number("version").map(|version| u32::try_from(version).unwrap_or(u32::MAX));
     let title = fields.text("title");
     let correlation = fields.text("correlationId");
+    let tags: Vec<String> = fields.list("tags", "a list of strings");
     let data: Option<Value> = fields.take("data", "an object");
     let mut errors = fields.finish();
     let machine = machine.unwrap_or_else(|| {
@@ -43,48 +51,85 @@ pub async fn create(
             errors.push(FieldError::new(path, format!("must have 1 to {max} characters")));
         }
     }
+    check_tags(&mut errors, &tags);
     check(errors)?;
-    let machine = machines::stored(&api, &machine, version).await?;
+    let machine = machines::stored(api, &machine, version).await?;
     let id = TaskId::new();
     let now = Timestamp::now();
     let data = data.unwrap_or_else(|| Value::Object(serde_json::Map::new()));
-    let first = first_step(&machine.definition, id.to_string(), actor(), data, now)
+    let first = first_step(&machine.definition, id.to_string(), access::task_caller()?, data, now)
         .map_err(|error| ApiError::invalid_field("data", error))?;
     let correlation = correlation.unwrap_or_else(|| id.to_string());
-    let new = NewTask { id, definition: machine.definition, title, correlation, first };
+    let new = NewTask { id, definition: machine.definition, title, correlation, tags, first, audit: None };
     api.engine.store.task_create(new, now).await?;
+    shown(api, &id.to_string()).await
+}
+
+/// Answers with a task that was created now.
+pub async fn created(api: &Api, id: TaskId) -> ApiResult<Created> {
     let location = [(header::LOCATION, format!("/api/v1/tasks/{id}"))];
-    Ok((StatusCode::CREATED, location, Json(TaskView::of(stored(&api, &id.to_string()).await?))))
+    Ok((StatusCode::CREATED, location, Json(shown(api, &id.to_string()).await?)))
+}
+
+const MAX_TAGS: usize = 32;
+
+fn check_tags(errors: &mut Vec<FieldError>, tags: &[String]) {
+    if tags.len() > MAX_TAGS {
+        errors.push(FieldError::new("tags", format!("must have at most {MAX_TAGS} entries")));
+    }
+    for (index, tag) in tags.iter().enumerate() {
+        if tag.is_empty() || tag.chars().count() > 100 || tag.contains(char::is_control) {
+            let message = "must have 1 to 100 characters and no control characters";
+            errors.push(FieldError::new(format!("tags[{index}]"), message));
+        }
+    }
 }
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<TaskList> {
+    let (tasks, figures) = find(&api, query.as_deref()).await?;
+    respond(figures, |figures| TaskList::new(tasks, figures))
+}
+
+/// Returns the page of tasks that a query asks for.
+pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<(Vec<TaskView>, PageInfo)> {
     let (mut filter, mut paging) = (TaskFilter::default(), Paging::<TaskId>::new());
-    read_query(query.as_deref(), &[], |name, value| {
+    read_query(query, &[], |name, value| {
         if paging.set(name, &value)? {
             return Ok(());
         }
-        match name {
-            "machine" => filter.machine = Some(value),
-            "version" => filter.version = Some(parse_number(&value, i32::MAX as usize)? as u32),
-            "state" => filter.state = Some(value),
-            "correlationId" => filter.correlation = Some(value),
-            "approval" => filter.approval = value.parse().map_err(|_| "must be true or false")?,
-            "status" => {
-                let status = serde_json::from_value::<Status>(Value::String(value));
-                filter.status = Some(status.map_err(|_| "must be running, paused, completed, failed or cancelled")?);
-            }
-            _ => return Err(UNKNOWN_PARAMETER.into()),
-        }
-        Ok(())
+        set_filter(&mut filter, name, value)
     })?;
     let (read, total) = api.engine.store.task_list(filter, paging.after(), paging.wanted()?).await?;
     let cursor = |task: &StoredTask| task.task.id.parse().unwrap_or_default();
     let (tasks, figures) = paging.page_of_read(read, total, cursor)?;
-    respond(figures, |figures| TaskList::new(tasks.into_iter().map(TaskView::of).collect(), figures))
+    Ok((tasks.into_iter().map(TaskView::of).collect(), figures))
+}
+
+/// Sets one parameter of a task filter, for lists and bulk actions.
+pub fn set_filter(filter: &mut TaskFilter, name: &str, value: String) -> Result<(), String> {
+    match name {
+        "machine" => filter.machine = Some(value),
+        "version" => filter.version = Some(parse_number(&value, i32::MAX as usize)? as u32),
+        "state" => filter.state = Some(value),
+        "tag" => filter.tag = Some(value),
+        "correlationId" => filter.correlation = Some(value),
+        "approval" => filter.approval = value.parse().map_err(|_| "must be true or false")?,
+        "status" => {
+            let status = serde_json::from_value::<Status>(Value::String(value));
+            filter.status = Some(status.map_err(|_| "must be running, paused, completed, failed or cancelled")?);
+        }
+        _ => return Err(UNKNOWN_PARAMETER.into()),
+    }
+    Ok(())
 }
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskView>> {
-    Ok(Json(TaskView::of(stored(&api, &id).await?)))
+    Ok(Json(shown(&api, &id).await?))
+}
+
+/// Returns a task as the API shows it.
+pub async fn shown(api: &Api, id: &str) -> ApiResult<TaskView> {
+    Ok(TaskView::of(stored(api, id).await?))
 }
 
 pub async fn history(
@@ -92,8 +137,13 @@ pub async fn history(
     Segment(id): Segment,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Json<HistoryView>> {
+    Ok(Json(HistoryView { history: history_of(&api, &id, query.as_deref()).await? }))
+}
+
+/// Returns the records of a task that a query asks for.
+pub async fn history_of(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Vec<Record>> {
     let (mut after, mut limit) = (0, 100);
-    read_query(query.as_deref(), &[], |name, value| {
+    read_query(query, &[], |name, value| {
         match name {
             "after" => after = value.parse().map_err(|_| "must be the number of a record")?,
             "limit" => limit = parse_number(&value, 1_000)?,
@@ -101,24 +151,59 @@ pub async fn history(
         }
         Ok(())
     })?;
-    stored(&api, &id).await?;
-    let history = api.engine.store.task_history(parse_id(&id)?, after, limit).await?;
-    Ok(Json(HistoryView { history }))
+    stored(api, id).await?;
+    Ok(api.engine.store.task_history(parse_id(id)?, after, limit).await?)
 }
 
 pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskWhy>> {
-    let task = stored(&api, &id).await?;
-    let machine = machines::stored(&api, &task.machine, Some(task.version)).await?;
-    Ok(Json(TaskWhy::of(&machine.definition, &task.task, Timestamp::now())))
+    Ok(Json(explained(&api, &id).await?))
+}
+
+/// Returns what a task waits for.
+pub async fn explained(api: &Api, id: &str) -> ApiResult<TaskWhy> {
+    let task = stored(api, id).await?;
+    let machine = machines::stored(api, &task.machine, Some(task.version)).await?;
+    Ok(TaskWhy::of(&machine.definition, &task.task, Timestamp::now()))
+}
+
+/// Lists the stored events about a task. `GET /events?taskId=` streams them.
+pub async fn events(
+    State(api): State<Api>,
+    Segment(id): Segment,
+    RawQuery(query): RawQuery,
+) -> ApiResult<Json<TaskEvents>> {
+    let (mut after, mut limit) = (0, 100);
+    read_query(query.as_deref(), &[], |name, value| {
+        match name {
+            "after" => {
+                let number = value.parse().ok().filter(|number| (0..=i64::MAX).contains(number));
+                after = number.ok_or("must be the sequence of an event")?;
+            }
+            "limit" => limit = parse_number(&value, 1_000)?,
+            _ => return Err(UNKNOWN_PARAMETER.into()),
+        }
+        Ok(())
+    })?;
+    stored(&api, &id).await?;
+    let query = EventQuery::Subject { id: parse_id(&id)?.0, after };
+    let found = api.engine.store.event_list(query, limit).await?;
+    let source = &api.engine.config.outbox.source;
+    let events =
+        found.iter().map(|event| serde_json::from_str(&event.cloud_event(source).to_json()).unwrap_or_default());
+    Ok(Json(TaskEvents { events: events.collect() }))
 }
 
 /// Sends an event: `{type, payload, metadata: {traceId, …}}`. The trace id is the id of the event.
 pub async fn send(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<TaskAnswer>> {
-    let task = parse_id(&id)?;
     let body = read_body(&api, body).await?;
-    let event = parse_event(api.parser().fields(&body)?, task)?;
-    let answer = apply(&api, task, Input::Event(event)).await?;
-    answered(answer)
+    Ok(Json(send_from(&api, &id, &body).await?))
+}
+
+/// Sends the event of a request to a task.
+pub async fn send_from(api: &Api, id: &str, body: &[u8]) -> ApiResult<TaskAnswer> {
+    let task = parse_id(id)?;
+    let event = parse_event(api.parser().fields(body)?, task)?;
+    apply(api, task, Input::Event(event)).await
 }
 
 fn parse_event(mut fields: Fields<'_>, task: TaskId) -> ApiResult<Event> {
@@ -158,69 +243,86 @@ fn parse_event(mut fields: Fields<'_>, task: TaskId) -> ApiResult<Event> {
         kind: kind.unwrap_or_default(),
         payload: payload.unwrap_or_else(|| Value::Object(serde_json::Map::new())),
         actor: actor(),
-        groups: Vec::new(),
+        decider: access::task_decider()?,
         at: Timestamp::now(),
     })
 }
 
 pub async fn approve(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<TaskAnswer>> {
-    decide(&api, &id, body, true).await
+    let body = read_body(&api, body).await?;
+    Ok(Json(decide_from(&api, &id, &body, true).await?))
 }
 
 pub async fn reject(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<TaskAnswer>> {
-    decide(&api, &id, body, false).await
+    let body = read_body(&api, body).await?;
+    Ok(Json(decide_from(&api, &id, &body, false).await?))
 }
 
-async fn decide(api: &Api, id: &str, body: Body, approve: bool) -> ApiResult<Json<TaskAnswer>> {
+/// Counts the decision of a request.
+pub async fn decide_from(api: &Api, id: &str, body: &[u8], approve: bool) -> ApiResult<TaskAnswer> {
     let task = parse_id(id)?;
-    let body = read_body(api, body).await?;
-    let mut fields = optional_fields(api, &body)?;
+    let mut fields = optional_fields(api, body)?;
     let (hash, comment) = (fields.text("hash"), fields.text("comment"));
     let mut errors = fields.finish();
     if comment.as_ref().is_some_and(|comment| comment.chars().count() > 2_000) {
         errors.push(FieldError::new("comment", "must have at most 2000 characters"));
     }
     check(errors)?;
-    let input = Input::Decision { actor: actor(), groups: Vec::new(), approve, hash, comment };
-    answered(apply(api, task, input).await?)
+    let input = Input::Decision { caller: access::task_caller()?, approve, hash, comment };
+    apply(api, task, input).await
 }
 
 pub async fn cancel(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Json<TaskAnswer>> {
-    let task = parse_id(&id)?;
     let body = read_body(&api, body).await?;
-    let mut fields = optional_fields(&api, &body)?;
+    Ok(Json(cancel_from(&api, &id, &body).await?))
+}
+
+/// Cancels a task for the reason in a request.
+pub async fn cancel_from(api: &Api, id: &str, body: &[u8]) -> ApiResult<TaskAnswer> {
+    let task = parse_id(id)?;
+    let mut fields = optional_fields(api, body)?;
     let reason = fields.text("reason");
     check(fields.finish())?;
-    answered(apply(&api, task, Input::Cancel { actor: actor(), reason }).await?)
+    apply(api, task, Input::Cancel { actor: actor(), reason }).await
 }
 
 pub async fn pause(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskAnswer>> {
-    answered(apply(&api, parse_id(&id)?, Input::Pause { actor: actor() }).await?)
+    Ok(Json(paused(&api, &id).await?))
+}
+
+pub async fn paused(api: &Api, id: &str) -> ApiResult<TaskAnswer> {
+    apply(api, parse_id(id)?, Input::Pause { actor: actor() }).await
 }
 
 pub async fn resume(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskAnswer>> {
-    answered(apply(&api, parse_id(&id)?, Input::Resume { actor: actor() }).await?)
+    Ok(Json(resumed(&api, &id).await?))
 }
 
+pub async fn resumed(api: &Api, id: &str) -> ApiResult<TaskAnswer> {
+    apply(api, parse_id(id)?, Input::Resume { actor: actor() }).await
+}
+
+/// Applies an input. What the task refuses is an error.
 async fn apply(api: &Api, task: TaskId, input: Input) -> ApiResult<TaskAnswer> {
     let answers = api.engine.store.task_apply(vec![TaskInput { task, input }], Timestamp::now()).await?;
-    answers.into_iter().next().flatten().ok_or_else(|| unknown(&task.to_string()))
+    answered(answers.into_iter().next().flatten().ok_or_else(|| unknown(&task.to_string()))?)
 }
 
-fn answered(answer: TaskAnswer) -> ApiResult<Json<TaskAnswer>> {
+fn answered(answer: TaskAnswer) -> ApiResult<TaskAnswer> {
     let reason = answer.reason.clone().unwrap_or_default();
     match answer.outcome {
         Outcome::Rejected => Err(ApiError::new(ErrorCode::Conflict, reason)),
+        Outcome::Forbidden => Err(ApiError::new(ErrorCode::Forbidden, reason)),
         Outcome::Invalid => Err(ApiError::invalid_field("event", reason)),
-        _ => Ok(Json(answer)),
+        _ => Ok(answer),
     }
 }
 
-fn parse_id(text: &str) -> ApiResult<TaskId> {
+pub fn parse_id(text: &str) -> ApiResult<TaskId> {
     text.parse().map_err(|_| ApiError::invalid_field("id", "must be a UUID"))
 }
 
-async fn stored(api: &Api, id: &str) -> ApiResult<StoredTask> {
+pub async fn stored(api: &Api, id: &str) -> ApiResult<StoredTask> {
     let task = api.engine.store.task_get(parse_id(id)?).await?;
     task.ok_or_else(|| unknown(id))
 }

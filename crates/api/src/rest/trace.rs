@@ -1,7 +1,7 @@
 //! `GET /trace/:correlationId`: everything with one correlation id, as a timeline.
 
 use axum::{Json, extract::State};
-use faena_domain::{JobId, Trace};
+use faena_domain::{JobId, TaskId, Trace};
 
 use crate::{Api, ApiError, ApiResult, access, request::Segment};
 
@@ -16,14 +16,20 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
     }
 }
 
-/// Points out the right correlation id if the caller has used the id of a job that has another one.
+/// Points out the right correlation id if the caller has used the id of a job or task that has another one.
 async fn unknown(api: &Api, id: &str) -> ApiResult<ApiError> {
     let job = match id.parse::<JobId>() {
         Ok(job) => api.engine.store.job_get(job).await?.filter(|job| access::includes_queue(&job.queue)),
         Err(_) => None,
     };
+    if let Ok(task) = id.parse::<TaskId>()
+        && access::is_unrestricted()
+        && let Some(task) = api.engine.store.task_get(task).await?
+    {
+        return Ok(ApiError::not_found(format!("task {id} has the correlation id \"{}\"", task.correlation)));
+    }
     Ok(ApiError::not_found(match job {
         Some(job) => format!("job {id} has the correlation id \"{}\"", job.correlation_id),
-        None => format!("no job or event has the correlation id \"{id}\"; it may have expired"),
+        None => format!("no task, job or event has the correlation id \"{id}\"; it may have expired"),
     }))
 }

@@ -77,11 +77,13 @@ async fn call(app: &App, path: &str, id: Option<&str>, key: Option<&str>) -> Cod
     status(&trailers).unwrap_or(Code::Ok)
 }
 
-/// Returns the scope that a call needs, from its name and not from the table under test.
-fn needed(call: &str) -> KeyScope {
+/// Returns whether a scope permits a call, from its name and not from the table under test.
+fn permits(scope: KeyScope, call: &str) -> bool {
     let (_, method) = call.split_once('/').unwrap();
-    let reads = ["Get", "List", "Watch", "Preview", "Validate", "Subscribe"];
-    if reads.iter().any(|verb| method.starts_with(verb)) { KeyScope::Read } else { KeyScope::Write }
+    let reads = ["Get", "List", "Watch", "Preview", "Validate", "Subscribe", "Explain"];
+    let of_task_services = ["Subscribe", "GetTask", "ListTasks", "SendTaskEvent"];
+    let needed = if reads.iter().any(|verb| method.starts_with(verb)) { KeyScope::Read } else { KeyScope::Write };
+    scope.includes(needed) || (scope == KeyScope::Worker && of_task_services.contains(&method))
 }
 
 #[tokio::test]
@@ -96,6 +98,7 @@ async fn every_call_accepts_the_scope_it_needs_and_rejects_every_other_caller() 
         name: name.into(),
         scopes: vec![KeyScope::Admin],
         queues: None,
+        groups: vec![],
         expires_at,
     };
     let (expired, _) = store(&app, admin("expired", Some(now.plus_ms(-1))), now.plus_ms(-10)).await;
@@ -111,7 +114,7 @@ async fn every_call_accepts_the_scope_it_needs_and_rejects_every_other_caller() 
         }
         for (scope, key) in &keys {
             let found = call(&app, &path, id, Some(key.reveal())).await;
-            let is_allowed = scope.includes(needed(&path));
+            let is_allowed = permits(*scope, &path);
             assert_eq!(found != Code::PermissionDenied, is_allowed, "{path} with a {scope} key: {found:?}");
             assert!(!matches!(found, Code::Internal | Code::Unknown | Code::Unauthenticated), "{path}: {found:?}");
         }
@@ -129,9 +132,21 @@ async fn a_restricted_key_reaches_jobs_and_schedules_of_its_queues_only() {
     };
     let found =
         async |key: &ApiKeyText, path: &str, id: &str| call(&queues.app, path, Some(id), Some(key.reveal())).await;
+    for Call { path, .. } in calls().into_iter().filter(|call| call.path.starts_with("faena.v1.TaskService/")) {
+        let answer = call(&queues.app, &path, None, Some(queues.mail.reveal())).await;
+        assert_eq!(answer, Code::PermissionDenied, "{path}: tasks belong to no queue");
+    }
     // Lists and submissions over gRPC use the code of REST, whose tests cover them.
     for Call { path, .. } in calls().into_iter().filter(|call| call.has_id) {
         let (service, _) = path.split_once('/').unwrap();
+        if service.ends_with("TaskService") {
+            assert_eq!(
+                found(&queues.mail, &path, UNKNOWN).await,
+                Code::PermissionDenied,
+                "{path}: tasks have no queue"
+            );
+            continue;
+        }
         let (mine, other) = if service.ends_with("JobService") {
             (queues.job("mail").await, queues.job("other").await)
         } else {

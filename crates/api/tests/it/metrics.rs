@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::http::Request;
 use faena_api::METRICS;
 use faena_domain::Timestamp;
-use faena_engine::{EngineConfig, OutboxConfig, SinkConfig, Target};
+use faena_engine::{EngineConfig, OutboxConfig, SinkBody, SinkConfig, Target};
 use faena_store::OnRejected;
 use serde_json::json;
 
@@ -195,6 +195,7 @@ async fn the_metrics_of_events_move_with_their_sinks() {
         name: name.into(),
         types: vec!["job.created".into()],
         on_rejected: OnRejected::Skip,
+        body: SinkBody::CloudEvent,
         target: Target::File(faena_brokers::file::FileSinkOptions::new(path)),
     };
     // A folder is no file, so the second sink is down.
@@ -365,4 +366,80 @@ async fn a_due_time_that_no_node_processes_is_overdue() {
         assert!(std::time::Instant::now() < deadline, "the due time is never overdue");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+const WATCHED: &str = "
+machine: watched
+version: 1
+events: {ask: {}, hurry: {}, early: {}, odd: {unexpected: ignore}, never: {unexpected: reject}}
+initial: NEW
+states:
+  NEW: {forever: true, on: {ask: ASKED, hurry: HURRIED}}
+  ASKED:
+    approval: {subject: \"'x'\", self: true, expires: {after: 1d, to: LATE}}
+    on: {approval.granted: DONE, approval.denied: LATE}
+  HURRIED: {deadline: {total: 1s, to: LATE}, on: {early: DONE}}
+  DONE: {final: true}
+  LATE: {final: true, ends: failure}
+";
+
+async fn watched_task(app: &App) -> String {
+    app.post("/api/v1/machines", json!({"definition": WATCHED}).to_string()).await;
+    let created = app.post("/api/v1/tasks", json!({"machine": "watched"}).to_string()).await;
+    assert_eq!(created.status, 201, "{}", created.text);
+    created.json()["id"].as_str().unwrap().to_owned()
+}
+
+async fn send_event(app: &App, task: &str, kind: &str, trace: &str) {
+    let event = json!({"type": kind, "metadata": {"traceId": trace}});
+    app.post(&format!("/api/v1/tasks/{task}/events"), event.to_string()).await;
+}
+
+/// Waits until a sample is greater than 0.
+async fn wait_until_positive(app: &App, name: &str) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while sample(&app.get("/metrics").await.text, name).is_none_or(|value| value <= 0.0) {
+        assert!(std::time::Instant::now() < deadline, "{name} does not move");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metrics_of_tasks_move_with_their_tasks() {
+    let app = App::start().await;
+    wait_for(&app, &[("faena_task_approvals_waiting", 0.0), ("faena_task_deadlines_missed_total", 0.0)]).await;
+    let task = watched_task(&app).await;
+    wait_for(&app, &[(r#"faena_tasks{machine="watched",state="NEW"}"#, 1.0)]).await;
+    for (kind, trace) in [("early", "a"), ("early", "a"), ("odd", "b"), ("never", "c"), ("unheard", "d")] {
+        send_event(&app, &task, kind, trace).await;
+    }
+    send_event(&app, &faena_domain::TaskId::new().to_string(), "ask", "e").await;
+    send_event(&app, &task, "ask", "f").await;
+    let outcome = |name: &str| format!(r#"faena_task_events_total{{outcome="{name}"}}"#);
+    let names = ["applied", "deferred", "ignored", "rejected", "invalid", "duplicate", "unknown_task"].map(outcome);
+    let mut expected: Vec<(&str, f64)> = names.iter().map(|name| (name.as_str(), 1.0)).collect();
+    expected.extend([
+        (r#"faena_task_events_total{outcome="stale"}"#, 0.0),
+        ("faena_task_commit_seconds_count", 7.0),
+        (r#"faena_tasks{machine="watched",state="ASKED"}"#, 1.0),
+        ("faena_task_approvals_waiting", 1.0),
+        ("faena_task_overdue_seconds", 0.0),
+    ]);
+    wait_for(&app, &expected).await;
+    assert_eq!(sample(&app.get("/metrics").await.text, r#"faena_tasks{machine="watched",state="NEW"}"#), None);
+    wait_until_positive(&app, "faena_task_approval_oldest_seconds").await;
+    wait_until_positive(&app, r#"faena_task_oldest_seconds{machine="watched",state="ASKED"}"#).await;
+    let late = watched_task(&app).await;
+    send_event(&app, &late, "hurry", "g").await;
+    wait_for(&app, &[("faena_task_deadlines_missed_total", 1.0)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timer_that_no_node_fires_is_overdue() {
+    // Without the role `engine` this node fires no timers.
+    let roles = faena_engine::Roles { engine: false, ..EngineConfig::default().roles };
+    let app = App::start_with(EngineConfig { roles, ..EngineConfig::default() }).await;
+    let task = watched_task(&app).await;
+    send_event(&app, &task, "hurry", "a").await;
+    wait_until_positive(&app, "faena_task_overdue_seconds").await;
 }

@@ -148,11 +148,23 @@ async fn the_parsers_know_exactly_the_fields_of_the_documented_bodies() {
         let mut body: serde_json::Map<String, Value> =
             all.iter().map(|name| ((*name).to_owned(), json!([[]]))).collect();
         body.insert("no_such_field".into(), json!(1));
-        let rejected = rejected_fields(&app, id, &method, path, Value::Object(body)).await;
-        let unknown: BTreeSet<&str> =
-            rejected.iter().filter(|(_, message)| message == "unknown field").map(|(path, _)| path.as_str()).collect();
-        let expected: BTreeSet<&str> =
-            all.iter().copied().filter(|name| !known.contains_key(*name)).chain(["no_such_field"]).collect();
+        // Actions on tasks share one schema, and each knows a part of its fields.
+        let paths = match path {
+            "/api/v1/tasks/bulk/{action}" => vec!["/api/v1/tasks/bulk/send", "/api/v1/tasks/bulk/cancel"],
+            path => vec![path],
+        };
+        let mut unknown: BTreeSet<String> =
+            all.iter().map(ToString::to_string).chain(["no_such_field".into()]).collect();
+        for path in paths {
+            let rejected = rejected_fields(&app, id, &method, path, Value::Object(body.clone())).await;
+            unknown.retain(|name| rejected.iter().any(|(path, message)| message == "unknown field" && path == name));
+        }
+        let expected: BTreeSet<String> = all
+            .iter()
+            .filter(|name| !known.contains_key(**name))
+            .map(ToString::to_string)
+            .chain(["no_such_field".into()])
+            .collect();
         assert_eq!(unknown, expected, "{method} {path}");
     }
 }

@@ -38,7 +38,7 @@ async fn a_trace_contains_the_schedule_that_created_a_job() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_correlation_id_is_not_found_and_that_of_a_job_is_suggested() {
     let app = App::start().await;
-    insta::assert_snapshot!(app.get("/api/v1/trace/unknown").await.error_snapshot(), @"404 NOT_FOUND: no job or event has the correlation id \"unknown\"; it may have expired");
+    insta::assert_snapshot!(app.get("/api/v1/trace/unknown").await.error_snapshot(), @"404 NOT_FOUND: no task, job or event has the correlation id \"unknown\"; it may have expired");
     let id = app.create(r#"{"name": "noop", "correlationId": "order-7"}"#).await;
     insta::assert_snapshot!(app.get(&format!("/api/v1/trace/{id}")).await.error_snapshot(), @"404 NOT_FOUND: job <id 1> has the correlation id \"order-7\"");
     insta::assert_snapshot!(app.get("/api/v1/trace/%01").await.error_snapshot(), @r"

@@ -35,6 +35,7 @@ pub fn stream() -> Operation {
         .query("queue", text(255), "Events about this queue.")
         .query("correlationId", text(255), "Events with this correlation id.")
         .query("jobId", uuid(), "Events about this job.")
+        .query("taskId", uuid(), "Events about this task.")
         .query("lastEventId", position.clone(), "Resume after this event; 0 for the oldest. Default: from now on.")
         .header("Last-Event-ID", position, "The same as `lastEventId`, as browsers send it; counts first.")
         .answer(200, "The stream.", Content::Events(cloud_event))
@@ -43,5 +44,5 @@ pub fn stream() -> Operation {
 pub fn trace() -> Operation {
     Operation::new(Tag::Events, "getTrace", "Show everything with one correlation id")
         .path("id", text(255), "The correlation id.")
-        .ok::<Trace>("The jobs, and a timeline of what happened to them.")
+        .ok::<Trace>("The tasks and jobs, and a timeline of what happened to them.")
 }

@@ -43,6 +43,14 @@ pub fn document() -> Operation {
     operation("getOpenApi", "Show this document").answer(200, "OpenAPI 3.1.", Content::Json(any_object))
 }
 
+pub fn machine_schema() -> Operation {
+    operation("getMachineSchema", "Show the JSON Schema of machine definitions").answer(
+        200,
+        "JSON Schema, draft 7, for editors.",
+        Content::Json(any_object),
+    )
+}
+
 pub fn page() -> Operation {
     operation("getDocs", "Show this document as a page").answer(
         200,

@@ -11,7 +11,8 @@ use crate::{
     },
     rest::{
         machines::{MachineList, MachineView, RegisteredMachine},
-        task_views::{HistoryView, TaskList, TaskView, TaskWhy},
+        task_bulk::{MigrationResponse, TaskBulkResponse},
+        task_views::{HistoryView, TaskEvents, TaskList, TaskView, TaskWhy},
     },
 };
 
@@ -51,6 +52,40 @@ pub fn diagram() -> Operation {
     on_machine("drawMachine", "Draw a machine").answer(200, "The drawing.", Content::Text(&["image/svg+xml"]))
 }
 
+pub fn migrate() -> Operation {
+    Operation::new(Tag::Machines, "migrateTasks", "Move the tasks of one version to another")
+        .about(
+            "A state that is not in `map` keeps its name. Each task enters its new state: its epoch grows, so that old timers, approvals and \
+             jobs are stale. With `dryRun` nothing changes. Tasks that cannot move keep their version; the same request again tries them again.",
+        )
+        .path("name", text(100), "Name of the machine.")
+        .body("MigrationRequest", requests::migration, json!({"from": 1, "to": 2, "map": {"NEW": "OPEN"}, "dryRun": true}))
+        .ok::<MigrationResponse>("The migration has finished, or there was nothing to do.")
+        .json::<MigrationResponse>(202, "The migration continues in the background.")
+        .with_header("Location")
+        .link("getBulkAction", "id", "/id")
+        .error(404, "There is no such version.")
+}
+
+pub fn bulk() -> Operation {
+    Operation::new(Tag::Tasks, "startTaskBulkAction", "Act on every task that a filter matches")
+        .about(
+            "Acts on the tasks that match now and have not ended. `send` needs `type` and `filter.machine`. Without `perSecond` the answer \
+             waits until the action has finished, at most five minutes. A filter that matches every task needs `all`.",
+        )
+        .path("action", one_of(["send", "cancel", "pause", "resume"]), "What to do.")
+        .body(
+            "TaskBulkAction",
+            requests::bulk_tasks,
+            json!({"type": "pay", "payload": {"amount": 5}, "filter": {"machine": "order", "state": "NEW"}, "dryRun": true}),
+        )
+        .ok::<TaskBulkResponse>("The action has finished, or there was nothing to do.")
+        .json::<TaskBulkResponse>(202, "The action continues in the background.")
+        .with_header("Location")
+        .link("getBulkAction", "id", "/id")
+        .error(404, "There is no such machine.")
+}
+
 pub fn create() -> Operation {
     Operation::new(Tag::Tasks, "createTask", "Create a task")
         .body("TaskRequest", requests::task, json!({"machine": "order", "data": {"amount": 5}, "title": "Order 7"}))
@@ -69,6 +104,7 @@ pub fn list() -> Operation {
             one_of(["running", "paused", "completed", "failed", "cancelled"]),
             "Only tasks of this status.",
         )
+        .query("tag", filter_text(), "Only tasks with this tag.")
         .query("correlationId", filter_text(), "Only tasks with this correlation id.")
         .query("approval", with_default(boolean(), false), "Only tasks that wait for a decision.")
         .list::<TaskList>("A page of tasks.")
@@ -91,6 +127,22 @@ pub fn history() -> Operation {
 
 pub fn why() -> Operation {
     on_task("explainTask", "Say what a task waits for").ok::<TaskWhy>("What it waits for.")
+}
+
+pub fn events() -> Operation {
+    on_task("listTaskEvents", "List the events about a task")
+        .about("`GET /api/v1/events?taskId=…` streams them.")
+        .query("after", integer(0, 9_007_199_254_740_991), "Only events after this sequence.")
+        .query("limit", with_default(integer(1, 1_000), 100), "Number of events.")
+        .ok::<TaskEvents>("The stored events, the oldest first.")
+}
+
+pub fn fork() -> Operation {
+    on_task("forkTask", "Start a new task from a point in the history of a task")
+        .about("The new task enters the state that the task was in after the record, with its data and counters. It has the same correlation id.")
+        .optional_body("TaskFork", requests::task_fork, json!({"at": 3, "data": {"amount": 7}}))
+        .created::<TaskView>("The new task.")
+        .link("getTask", "id", "/id")
 }
 
 pub fn send() -> Operation {
