@@ -25,11 +25,22 @@ pub struct Arguments {
     /// Only events of this job
     #[arg(long, value_name = "ID")]
     job: Option<String>,
+    /// Only events of this task
+    #[arg(long, value_name = "ID")]
+    task: Option<String>,
     /// Continue after this position; 0 starts at the oldest stored event [default: new events only]
     #[arg(long, value_name = "POSITION")]
     from: Option<i64>,
     #[command(flatten)]
     connection: Connection,
+}
+
+impl Arguments {
+    /// All events of one task: those that are stored, then new ones.
+    pub fn of_task(task: String, connection: Connection) -> Arguments {
+        let (types, queue, correlation_id, job) = (Vec::new(), None, None, None);
+        Arguments { types, queue, correlation_id, job, task: Some(task), from: Some(0), connection }
+    }
 }
 
 const FIRST_DELAY: Duration = Duration::from_secs(1);
@@ -78,7 +89,8 @@ impl Follower {
             .query_opt("types", Some(arguments.types.join(",")).filter(|types| !types.is_empty()))
             .query_opt("queue", arguments.queue.as_ref())
             .query_opt("correlationId", arguments.correlation_id.as_ref())
-            .query_opt("jobId", arguments.job.as_ref());
+            .query_opt("jobId", arguments.job.as_ref())
+            .query_opt("taskId", arguments.task.as_ref());
         if let Some(position) = &self.position {
             request = request.header("Last-Event-ID", position);
         }

@@ -18,6 +18,7 @@ pub enum Command {
     /// Create an API key and show it once
     #[command(after_help = "Examples:\n  faena keys create ops --scopes admin\n  \
             faena keys create mailer --scopes worker --queues mail --expires-at 2027-12-31\n  \
+            faena keys create carol --scopes write --group reviewers\n  \
             faena keys create ops --scopes admin --offline --config /etc/faena/faena.toml")]
     Create(Create),
     /// List API keys, newest first
@@ -60,6 +61,9 @@ pub struct NewKey {
     /// Restrict the key to these queues, separated by commas [default: all queues]
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub queues: Vec<String>,
+    /// Group that the key belongs to, for approvals of tasks; repeat it, or separate several by commas
+    #[arg(long = "group", value_delimiter = ',', value_name = "NAME")]
+    pub groups: Vec<String>,
     /// When the key expires, such as 2027-12-31T00:00:00Z [default: never]
     #[arg(long, value_name = "TIME")]
     pub expires_at: Option<String>,
@@ -87,7 +91,7 @@ pub struct Revoke {
 pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::Create(create) => {
-            let api = Api::new(&create.connection)?.with_options(&[("name", "NAME")]);
+            let api = Api::new(&create.connection)?.with_options(&[("name", "NAME"), ("groups", "--group")]);
             api.show(api.post("/api/v1/api-keys").json(&create.key.body()), created).await
         }
         Command::List(connection) => {
@@ -113,6 +117,9 @@ impl NewKey {
         let mut body = json!({"name": self.name, "scopes": self.scopes});
         if !self.queues.is_empty() {
             body["queues"] = json!(self.queues);
+        }
+        if !self.groups.is_empty() {
+            body["groups"] = json!(self.groups);
         }
         if let Some(expires_at) = &self.expires_at {
             body["expiresAt"] = json!(expires_at);
@@ -141,13 +148,14 @@ pub fn created(shown: &ShownApiKey) -> String {
 }
 
 fn keys_table(list: &ApiKeyList) -> String {
-    let mut table = table(["id", "name", "scopes", "queues", "state", "last used", "created"]);
+    let mut table = table(["id", "name", "scopes", "queues", "groups", "state", "last used", "created"]);
     for key in &list.api_keys {
         table.add_row([
             key.id.to_string(),
             key.name.clone(),
             scopes(key),
             key.queues.as_ref().map_or("all".into(), |queues| queues.join(",")),
+            key.groups.join(","),
             state(key),
             key.last_used_at.map_or("never".into(), relative),
             relative(key.created_at),

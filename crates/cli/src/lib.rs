@@ -14,6 +14,8 @@ mod output;
 mod queues;
 mod schedule_options;
 mod schedules;
+mod task_bulk;
+mod task_watch;
 mod tasks;
 mod trace;
 mod watch;

@@ -1,6 +1,6 @@
 //! `faena machines …`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::Read, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand, ValueEnum};
 use faena_machine::{BUILT_IN, Definition, Finding};
@@ -11,7 +11,11 @@ use crate::{
     Api, CommandError, Connection,
     api::segment,
     output::{print, relative, table},
+    task_bulk,
 };
+
+/// More than any definition may have.
+const MAX_BYTES: u64 = 2 << 20;
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -21,12 +25,20 @@ pub enum Command {
     /// Draw a definition without a server
     #[command(after_help = "Example:\n  faena machines draw order.yaml --format svg >order.svg")]
     Draw(Draw),
+    /// Print the JSON Schema of definitions, for editors
+    #[command(after_help = "Example:\n  faena machines schema >machine.schema.json")]
+    Schema,
     /// Register a version of a machine
     #[command(after_help = "Example:\n  faena machines register order.yaml")]
     Register(Register),
     /// List machines with the number of their tasks
     #[command(after_help = "Example:\n  faena machines list")]
     List(Connection),
+    /// Move tasks to another version of their machine
+    #[command(
+        after_help = "A state that is not mapped keeps its name. Tasks that cannot move keep their version.\n\nExample:\n  faena machines migrate order --from 1 --to 2 --map NEW=OPEN --dry-run"
+    )]
+    Migrate(task_bulk::Migrate),
     /// Show the definition of a machine
     #[command(after_help = "Example:\n  faena machines show order --version 2")]
     Show(Show),
@@ -95,6 +107,10 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::Check(arguments) => check(&arguments),
         Command::Draw(arguments) => draw(&arguments),
+        Command::Schema => {
+            print(&serde_json::to_string_pretty(&faena_machine::schema()).unwrap_or_default());
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Register(arguments) => {
             let text = read(&arguments.file)?;
             parse(&text)
@@ -107,6 +123,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
             })
             .await
         }
+        Command::Migrate(arguments) => task_bulk::migrate(arguments).await,
         Command::List(connection) => {
             let api = Api::new(&connection)?;
             api.show(api.get("/api/v1/machines"), machines_table).await
@@ -121,9 +138,17 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     }
 }
 
+/// Reads a definition. Of a file that is too large only so much is read that the parser refuses it.
 fn read(file: &PathBuf) -> Result<String, CommandError> {
-    std::fs::read_to_string(file)
-        .map_err(|error| CommandError::Usage(format!("cannot read {}: {error}", file.display())))
+    let refuse =
+        |error: &dyn std::fmt::Display| CommandError::Usage(format!("cannot read {}: {error}", file.display()));
+    let mut bytes = Vec::new();
+    let opened = std::fs::File::open(file).map_err(|error| refuse(&error))?;
+    opened.take(MAX_BYTES).read_to_end(&mut bytes).map_err(|error| refuse(&error))?;
+    if bytes.len() as u64 == MAX_BYTES {
+        return Ok(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    String::from_utf8(bytes).map_err(|_| refuse(&"it is not UTF-8; save it as UTF-8"))
 }
 
 fn parse(text: &str) -> Result<Definition, Vec<Finding>> {
@@ -199,4 +224,25 @@ fn machines_table(list: &MachineList) -> String {
         ]);
     }
     table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_not_a_definition_is_refused() {
+        let folder = std::env::temp_dir().join(format!("faena-machines-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let file = folder.join("latin-1.yaml");
+        std::fs::write(&file, b"machine: caf\xe9\n").expect("a file");
+        let error = read(&file).expect_err("it is not UTF-8").to_string();
+        assert!(error.contains("it is not UTF-8"), "{error}");
+        assert!(read(&folder).is_err(), "a folder");
+        let endless = PathBuf::from("/dev/zero");
+        let text = read(&endless).expect("zeros are UTF-8");
+        let findings = parse(&text).expect_err("it is too large");
+        assert!(findings[0].message.contains("at most 1048576 bytes"), "{findings:?}");
+        std::fs::remove_dir_all(&folder).expect("the folder is deleted");
+    }
 }

@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, relative, table},
+    output::{Details, relative, shorten, table},
+    task_bulk, task_watch,
 };
 
 #[derive(Subcommand)]
@@ -28,12 +29,28 @@ pub enum Command {
     /// Show the history of a task
     #[command(after_help = "Example:\n  faena tasks history 018f3c5e-7b1a-7000-8000-0000000000aa")]
     History(TaskArguments),
+    /// Follow a task until it ends
+    #[command(
+        after_help = "Exit code 1 if the task does not end successfully.\n\nExample:\n  faena tasks watch 018f3c5e-7b1a-7000-8000-0000000000aa"
+    )]
+    Watch(TaskArguments),
+    /// List the events that were published about a task
+    #[command(after_help = "Example:\n  faena tasks events 018f3c5e-7b1a-7000-8000-0000000000aa --follow")]
+    Events(Events),
     /// Say what a task waits for
     #[command(after_help = "Example:\n  faena tasks why 018f3c5e-7b1a-7000-8000-0000000000aa")]
     Why(TaskArguments),
     /// Send an event to a task
     #[command(after_help = "Example:\n  faena tasks send 018f3c5e-7b1a-7000-8000-0000000000aa pay '{\"amount\": 5}'")]
     Send(Send),
+    /// Start a new task from a point in the history of a task
+    #[command(
+        after_help = "Example:\n  faena tasks fork 018f3c5e-7b1a-7000-8000-0000000000aa --at 3 --data '{\"amount\": 7}'"
+    )]
+    Fork(Fork),
+    /// Act on every task that matches
+    #[command(subcommand)]
+    Bulk(task_bulk::Command),
     /// Approve what a task waits for
     #[command(after_help = "Example:\n  faena tasks approve 018f3c5e-7b1a-7000-8000-0000000000aa --comment 'go ahead'")]
     Approve(Decide),
@@ -67,6 +84,9 @@ pub struct Create {
     /// Correlation id [default: the id of the task]
     #[arg(long)]
     correlation_id: Option<String>,
+    /// Tag to search for; repeat it for several
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
     #[command(flatten)]
     connection: Connection,
 }
@@ -82,6 +102,9 @@ pub struct List {
     /// Status: running, paused, completed, failed or cancelled
     #[arg(long)]
     status: Option<String>,
+    /// Tag
+    #[arg(long)]
+    tag: Option<String>,
     /// Only tasks that wait for a decision
     #[arg(long)]
     approval: bool,
@@ -96,6 +119,31 @@ pub struct List {
 pub struct TaskArguments {
     /// Task id
     id: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Events {
+    /// Task id
+    id: String,
+    /// Wait for new events
+    #[arg(long)]
+    follow: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Args)]
+pub struct Fork {
+    /// Task id
+    id: String,
+    /// Number of a record, as "faena tasks history" prints it [default: the last before the end of the task]
+    #[arg(long, value_name = "RECORD")]
+    at: Option<u64>,
+    /// Fields of the data to replace, as a JSON object
+    #[arg(long, value_name = "JSON")]
+    data: Option<String>,
     #[command(flatten)]
     connection: Connection,
 }
@@ -138,6 +186,10 @@ struct TaskView {
     version: u32,
     title: Option<String>,
     correlation_id: String,
+    #[serde(default)]
+    tags: Vec<String>,
+    #[serde(default)]
+    forked_from: Option<faena_machine::Origin>,
     status: Status,
     state: String,
     created_at: Timestamp,
@@ -164,6 +216,11 @@ struct TaskList {
 #[derive(Deserialize)]
 struct History {
     history: Vec<Record>,
+}
+
+#[derive(Deserialize)]
+struct EventList {
+    events: Vec<Value>,
 }
 
 #[derive(Deserialize)]
@@ -198,6 +255,19 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
             let api = Api::new(&task.connection)?;
             api.show(api.get(&path(&task.id, "/history?limit=1000")), history_table).await
         }
+        Command::Watch(task) => {
+            let api = Api::new(&task.connection)?;
+            task_watch::watch(&api, &task.id).await
+        }
+        Command::Events(arguments) if arguments.follow => {
+            crate::events::run(crate::events::Arguments::of_task(arguments.id, arguments.connection)).await
+        }
+        Command::Events(arguments) => {
+            let api = Api::new(&arguments.connection)?;
+            api.show(api.get(&path(&arguments.id, "/events?limit=1000")), events_table).await
+        }
+        Command::Fork(fork) => fork_task(fork).await,
+        Command::Bulk(command) => task_bulk::run(command).await,
         Command::Why(task) => {
             let api = Api::new(&task.connection)?;
             api.show(api.get(&path(&task.id, "/why")), explanation).await
@@ -227,13 +297,30 @@ async fn create_task(create: Create) -> Result<ExitCode, CommandError> {
             body[name] = value;
         }
     }
+    if !create.tags.is_empty() {
+        body["tags"] = json!(create.tags);
+    }
     api.show(api.post("/api/v1/tasks").json(&body), |task: &TaskView| format!("{}  {}", task.id, task.state)).await
+}
+
+async fn fork_task(fork: Fork) -> Result<ExitCode, CommandError> {
+    let api = Api::new(&fork.connection)?;
+    let mut body = json!({});
+    if let Some(at) = fork.at {
+        body["at"] = json!(at);
+    }
+    if let Some(data) = &fork.data {
+        body["data"] = object(data, "the data")?;
+    }
+    let request = api.post(&path(&fork.id, "/fork")).json(&body);
+    api.show(request, |task: &TaskView| format!("{}  {}", task.id, task.state)).await
 }
 
 async fn list_tasks(list: List) -> Result<ExitCode, CommandError> {
     let api = Api::new(&list.connection)?;
     let mut query = format!("/api/v1/tasks?limit={}", list.limit);
-    for (name, value) in [("machine", &list.machine), ("state", &list.state), ("status", &list.status)] {
+    let filters = [("machine", &list.machine), ("state", &list.state), ("status", &list.status), ("tag", &list.tag)];
+    for (name, value) in filters {
         if let Some(value) = value {
             query.push_str(&format!("&{name}={}", segment(value)));
         }
@@ -259,11 +346,11 @@ async fn act(task: TaskArguments, action: &str) -> Result<ExitCode, CommandError
     api.show(api.post(&path(&task.id, &format!("/{action}"))).json(&json!({})), answer).await
 }
 
-fn path(id: &str, rest: &str) -> String {
+pub fn path(id: &str, rest: &str) -> String {
     format!("/api/v1/tasks/{}{rest}", segment(id))
 }
 
-fn object(text: &str, what: &str) -> Result<Value, CommandError> {
+pub fn object(text: &str, what: &str) -> Result<Value, CommandError> {
     match serde_json::from_str(text) {
         Ok(value @ Value::Object(_)) => Ok(value),
         _ => Err(CommandError::Usage(format!("{what} must be a JSON object such as '{{\"amount\": 5}}'"))),
@@ -277,6 +364,7 @@ fn answer(answer: &Answer) -> String {
         Outcome::Ignored => "ignored",
         Outcome::Stale => "stale",
         Outcome::Rejected => "rejected",
+        Outcome::Forbidden => "forbidden",
         Outcome::Invalid => "invalid",
     };
     let reason = answer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -284,7 +372,7 @@ fn answer(answer: &Answer) -> String {
     format!("{outcome}{reason}{duplicate}\nstate  {}", answer.state)
 }
 
-fn status(status: Status) -> &'static str {
+pub fn status(status: Status) -> &'static str {
     match status {
         Status::Running => "running",
         Status::Paused => "paused",
@@ -324,6 +412,12 @@ fn details(task: &TaskView) -> String {
     details.add("updated", relative(task.updated_at));
     details.add("next timer", task.due_at.map(relative).unwrap_or_default());
     details.add("correlation", &task.correlation_id);
+    details.add("tags", task.tags.join(" "));
+    let origin = task.forked_from.as_ref();
+    details.add(
+        "forked from",
+        origin.map(|origin| format!("record {} of {}", origin.record, origin.task_id)).unwrap_or_default(),
+    );
     for (name, count) in &task.counters {
         details.add("counter", format!("{name} {count}"));
     }
@@ -353,6 +447,19 @@ fn history_table(history: &History) -> String {
             relative(record.at),
             notes.join("; "),
         ]);
+    }
+    table.to_string()
+}
+
+fn events_table(list: &EventList) -> String {
+    if list.events.is_empty() {
+        return "no events are stored".to_owned();
+    }
+    let mut table = table(["event", "actor", "when", "data"]);
+    for event in &list.events {
+        let text = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
+        let when = Timestamp::parse(&text("time")).map(relative).unwrap_or_default();
+        table.add_row([text("type"), text("actor"), when, shorten(&event["data"]["payload"].to_string(), 100)]);
     }
     table.to_string()
 }

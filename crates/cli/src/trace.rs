@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use faena_domain::{JobId, Trace, TraceEntry};
+use faena_domain::{JobId, TaskId, Trace, TraceEntry};
 
 use crate::{
     Api, CommandError, Connection,
@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Correlation id; for a job submitted without one, the job id
+    /// Correlation id; for a job or task created without one, its own id
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -36,7 +36,23 @@ fn describe(trace: &Trace) -> String {
             parents.join(" "),
         ]);
     }
-    let mut lines = vec![jobs.to_string()];
+    let mut lines = Vec::new();
+    if !trace.tasks.is_empty() {
+        let mut tasks = table(["task", "machine", "state", "status", "title"]);
+        for (n, task) in trace.tasks.iter().enumerate() {
+            tasks.add_row([
+                format!("T{} {}", n + 1, task.id),
+                format!("{} {}", task.machine, task.version),
+                task.state.clone(),
+                task.status.clone(),
+                task.title.clone().unwrap_or_default(),
+            ]);
+        }
+        lines.push(tasks.to_string());
+    }
+    if !trace.jobs.is_empty() || trace.tasks.is_empty() {
+        lines.push(jobs.to_string());
+    }
     if let Some(first) = trace.timeline.first() {
         lines.push(format!("started {}", first.at));
         lines.extend(trace.timeline.iter().map(|entry| timeline_entry(trace, entry, entry.at.ms_since(first.at))));
@@ -46,8 +62,9 @@ fn describe(trace: &Trace) -> String {
 }
 
 fn timeline_entry(trace: &Trace, entry: &TraceEntry, ms: i64) -> String {
-    let job = entry.job_id.map(|id| label(trace, id)).unwrap_or_default();
-    let mut line = format!("{:>10}  {job:<4} {:<8} {:<18}", offset(ms), entry.kind.as_str(), entry.what);
+    let task = entry.task_id.map(|id| task_label(trace, id));
+    let subject = task.or(entry.job_id.map(|id| label(trace, id))).unwrap_or_default();
+    let mut line = format!("{:>10}  {subject:<4} {:<8} {:<18}", offset(ms), entry.kind.as_str(), entry.what);
     if let Some(run) = entry.run {
         line.push_str(&format!(" run {run}"));
     }
@@ -64,6 +81,14 @@ fn timeline_entry(trace: &Trace, entry: &TraceEntry, ms: i64) -> String {
 fn label(trace: &Trace, id: JobId) -> String {
     match trace.jobs.iter().position(|job| job.id == id) {
         Some(n) => format!("#{}", n + 1),
+        None => id.to_string(),
+    }
+}
+
+/// Returns `T2` for the second task of the list.
+fn task_label(trace: &Trace, id: TaskId) -> String {
+    match trace.tasks.iter().position(|task| task.id == id) {
+        Some(n) => format!("T{}", n + 1),
         None => id.to_string(),
     }
 }
