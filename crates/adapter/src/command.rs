@@ -1,0 +1,196 @@
+//! Runs a configured command: input from a file, output in bounded memory, limits, and no process left behind.
+//!
+//! The command runs below `faena guard`, which kills its process group when this process ends, however it ends.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::Command,
+    sync::Notify,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    isolation::{self, Usage},
+    output::BoundedLog,
+    progress::Progress,
+};
+
+/// Variables with secrets of Faena, which no command receives.
+const SECRETS: [&str; 4] =
+    ["FAENA_TOKEN", "FAENA_WORKER_TOKEN", crate::transport::broker::URL_VARIABLE, crate::gateway::TOKEN_VARIABLE];
+/// How long the outputs are read after the command has ended, if a process it started keeps them open.
+const OUTPUT_GRACE: Duration = Duration::from_millis(500);
+/// How long the guard may take to kill the command.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// A command to run.
+pub struct CommandSpec<'a> {
+    pub argv: Vec<String>,
+    pub folder: &'a Path,
+    /// A file that becomes standard input.
+    pub input: Option<&'a Path>,
+    pub variables: Vec<(&'static str, OsString)>,
+    /// Whether the command sees the environment of this process, apart from secrets.
+    pub inherits_environment: bool,
+    pub time_limit: Duration,
+    /// More output ends the command.
+    pub max_output_bytes: u64,
+    /// How much of the output is kept.
+    pub kept_bytes: usize,
+    /// Limits of the whole process tree.
+    pub usage: Option<Usage>,
+}
+
+/// How a command ended, and what it wrote.
+#[derive(Debug)]
+pub struct CommandEnd {
+    pub ending: Ending,
+    /// Standard output, as far as it is kept.
+    pub stdout: Vec<u8>,
+    /// Both outputs, in the order in which they arrived.
+    pub log: String,
+    pub last_line: String,
+    pub output_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ending {
+    Exit(i32),
+    TimedOut,
+    TooMuchOutput,
+    /// It used too much of something.
+    Exceeded(String),
+    Cancelled,
+    /// The program cannot be started, or the system failed.
+    Broken(String),
+}
+
+/// Returns the program that guards commands: this one.
+pub fn guard_program() -> std::io::Result<PathBuf> {
+    std::env::current_exe()
+}
+
+struct Capture {
+    stdout: Vec<u8>,
+    log: BoundedLog,
+}
+
+/// Where the readers of both outputs put what they read.
+struct Shared<'a> {
+    capture: Mutex<Capture>,
+    overflow: Notify,
+    kept_bytes: usize,
+    max_output_bytes: u64,
+    progress: &'a Progress,
+}
+
+/// Runs a command until it ends, exceeds a limit, or is cancelled. Afterwards none of its process group is left.
+pub async fn run(guard: &Path, spec: CommandSpec<'_>, progress: &Progress, cancel: &CancellationToken) -> CommandEnd {
+    let shared = Arc::new(Shared {
+        capture: Mutex::new(Capture { stdout: Vec::new(), log: BoundedLog::new(spec.kept_bytes) }),
+        overflow: Notify::new(),
+        kept_bytes: spec.kept_bytes,
+        max_output_bytes: spec.max_output_bytes,
+        progress,
+    });
+    let ending = run_guarded(guard, &spec, &shared, cancel).await;
+    let mut capture = shared.capture.lock();
+    CommandEnd {
+        ending,
+        stdout: std::mem::take(&mut capture.stdout),
+        log: capture.log.text(),
+        last_line: capture.log.last_line(),
+        output_bytes: capture.log.total(),
+    }
+}
+
+async fn run_guarded(guard: &Path, spec: &CommandSpec<'_>, shared: &Shared<'_>, cancel: &CancellationToken) -> Ending {
+    let mut child = match prepare(guard, spec).spawn() {
+        Ok(child) => child,
+        Err(error) => return Ending::Broken(format!("cannot start a process: {error}")),
+    };
+    // Waiting for a process closes its standard input, which is what the guard waits for.
+    let stdin = child.stdin.take();
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let process = child.id();
+    let outputs = async { tokio::join!(read(stdout, true, shared), read(stderr, false, shared)) };
+    tokio::pin!(outputs);
+    let watch = isolation::watch(process, spec.usage);
+    tokio::pin!(watch);
+    let limit = tokio::time::sleep(spec.time_limit);
+    tokio::pin!(limit);
+    let mut outputs_open = true;
+    let ending = loop {
+        tokio::select! {
+            status = child.wait() => {
+                break match status {
+                    Ok(status) => Ending::Exit(status.code().unwrap_or(-1)),
+                    Err(error) => Ending::Broken(format!("cannot wait for a process: {error}")),
+                };
+            }
+            _ = &mut outputs, if outputs_open => outputs_open = false,
+            () = &mut limit => break Ending::TimedOut,
+            () = shared.overflow.notified() => break Ending::TooMuchOutput,
+            reason = &mut watch => break Ending::Exceeded(reason),
+            () = cancel.cancelled() => break Ending::Cancelled,
+        }
+    };
+    drop(stdin);
+    if tokio::time::timeout(KILL_LIMIT, child.wait()).await.is_err() {
+        let _ = child.start_kill();
+    }
+    if outputs_open {
+        let _ = tokio::time::timeout(OUTPUT_GRACE, outputs).await;
+    }
+    // The last output may have come with the end.
+    let is_over = shared.capture.lock().log.total() > spec.max_output_bytes;
+    if is_over && matches!(ending, Ending::Exit(_)) { Ending::TooMuchOutput } else { ending }
+}
+
+fn prepare(guard: &Path, spec: &CommandSpec<'_>) -> Command {
+    let mut command = Command::new(guard);
+    command.arg("guard");
+    if let Some(input) = spec.input {
+        command.arg("--input").arg(input);
+    }
+    command.arg("--").args(&spec.argv).current_dir(spec.folder);
+    if spec.inherits_environment {
+        for secret in SECRETS {
+            command.env_remove(secret);
+        }
+    } else {
+        command.env_clear();
+        command.envs(["PATH", "LANG", "TZ"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    }
+    command.envs(spec.variables.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+/// Reads an output to its end. What is not kept is discarded, so that the command does not block.
+async fn read(output: Option<impl AsyncRead + Unpin>, is_stdout: bool, shared: &Shared<'_>) {
+    let Some(mut output) = output else { return };
+    let mut chunk = vec![0; CHUNK_BYTES];
+    while let Ok(length @ 1..) = output.read(&mut chunk).await {
+        let mut capture = shared.capture.lock();
+        if is_stdout {
+            let room = shared.kept_bytes.saturating_sub(capture.stdout.len()).min(length);
+            capture.stdout.extend_from_slice(&chunk[..room]);
+        }
+        capture.log.push(&chunk[..length]);
+        shared.progress.set_output(capture.log.total(), capture.log.last_line());
+        if capture.log.total() > shared.max_output_bytes {
+            shared.overflow.notify_one();
+        }
+    }
+}

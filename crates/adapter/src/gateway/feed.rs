@@ -1,0 +1,158 @@
+//! Tells connections about the tasks that they follow.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use faena::{Client, Method};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    backoff::Backoff,
+    task::TaskSnapshot,
+    transport::{
+        Outage,
+        http::{outage, payload, task},
+    },
+};
+
+/// Tasks that one connection may follow.
+pub const MAX_FOLLOWED: usize = 100;
+/// Updates that wait for a slow client.
+const QUEUE: usize = 64;
+
+pub struct Feed {
+    pub client: Client,
+    /// How often the progress of followed tasks is read.
+    every: Duration,
+    followers: Mutex<HashMap<String, Vec<Follower>>>,
+}
+
+/// A connection that follows a task.
+#[derive(Clone)]
+struct Follower {
+    connection: uuid::Uuid,
+    updates: mpsc::Sender<Arc<TaskSnapshot>>,
+    too_slow: CancellationToken,
+}
+
+/// One connection's side of the feed. Dropping it ends the following.
+pub struct Subscription<'a> {
+    feed: &'a Feed,
+    follower: Follower,
+    pub updates: mpsc::Receiver<Arc<TaskSnapshot>>,
+    /// Cancelled if the client does not read its updates.
+    pub too_slow: CancellationToken,
+}
+
+impl Feed {
+    pub fn new(client: Client, every: Duration) -> Feed {
+        Feed { client, every, followers: Mutex::default() }
+    }
+
+    pub fn subscribe(&self) -> Subscription<'_> {
+        let (sender, updates) = mpsc::channel(QUEUE);
+        let too_slow = CancellationToken::new();
+        let connection = uuid::Uuid::now_v7();
+        let follower = Follower { connection, updates: sender, too_slow: too_slow.clone() };
+        Subscription { feed: self, follower, updates, too_slow }
+    }
+
+    /// Follows the events of the server until the program stops.
+    pub async fn follow(&self, stop: &CancellationToken) {
+        let mut backoff = Backoff::new();
+        loop {
+            let ended = tokio::select! {
+                ended = self.follow_once(&mut backoff) => ended,
+                () = stop.cancelled() => return,
+            };
+            let reason = ended.err().map_or_else(|| "the stream ended".to_owned(), |outage| outage.to_string());
+            tracing::warn!(reason, "no events from the server, trying again");
+            if !backoff.wait(stop).await {
+                return;
+            }
+        }
+    }
+
+    async fn follow_once(&self, backoff: &mut Backoff) -> Result<(), Outage> {
+        let request = self.client.request(Method::GET, "/api/v1/events").query("types", "task.*");
+        let mut stream = request.stream().await.map_err(outage)?;
+        let mut tick = tokio::time::interval(self.every);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut has_begun = false;
+        loop {
+            let event = tokio::select! {
+                event = stream.next() => event,
+                // The first tick comes when the stream has begun, and finds what happened before it.
+                _ = tick.tick(), if has_begun => {
+                    self.refresh_all().await?;
+                    continue;
+                }
+            };
+            let Some(event) = event else { return Ok(()) };
+            if !std::mem::replace(&mut has_begun, true) {
+                backoff.reset();
+                tracing::info!("connected");
+            }
+            if event.event.as_deref() == Some("gap") {
+                self.refresh_all().await?;
+            } else if let Some((id, _)) = payload(&event) {
+                self.refresh(&id).await?;
+            }
+        }
+    }
+
+    async fn refresh_all(&self) -> Result<(), Outage> {
+        let followed: Vec<String> = self.followers.lock().keys().cloned().collect();
+        for id in followed {
+            self.refresh(&id).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads a task that a client follows, and passes it on.
+    async fn refresh(&self, id: &str) -> Result<(), Outage> {
+        if !self.followers.lock().contains_key(id) {
+            return Ok(());
+        }
+        let Some(task) = task(&self.client, id).await? else { return Ok(()) };
+        let task = Arc::new(task);
+        for follower in self.followers.lock().get(id).into_iter().flatten() {
+            if let Err(mpsc::error::TrySendError::Full(_)) = follower.updates.try_send(task.clone()) {
+                follower.too_slow.cancel();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Subscription<'_> {
+    /// Follows a task.
+    pub fn follow(&self, task: &str) {
+        let mut followers = self.feed.followers.lock();
+        let of_task = followers.entry(task.to_owned()).or_default();
+        if !of_task.iter().any(|follower| follower.connection == self.follower.connection) {
+            of_task.push(self.follower.clone());
+        }
+    }
+
+    pub fn unfollow(&self, task: &str) {
+        let mut followers = self.feed.followers.lock();
+        if let Some(of_task) = followers.get_mut(task) {
+            of_task.retain(|follower| follower.connection != self.follower.connection);
+            if of_task.is_empty() {
+                followers.remove(task);
+            }
+        }
+    }
+}
+
+impl Drop for Subscription<'_> {
+    fn drop(&mut self) {
+        let connection = self.follower.connection;
+        self.feed.followers.lock().retain(|_, followers| {
+            followers.retain(|follower| follower.connection != connection);
+            !followers.is_empty()
+        });
+    }
+}
