@@ -20,7 +20,6 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "the process holds a single value, read once at the start")]
 enum Command {
     /// Start the server
     #[command(
@@ -69,6 +68,9 @@ enum Command {
     /// Run a command and kill it with all its children when standard input closes
     #[command(hide = true)]
     Guard {
+        /// File that becomes the standard input of the command
+        #[arg(long)]
+        input: Option<PathBuf>,
         #[arg(last = true, required = true)]
         argv: Vec<String>,
     },
@@ -77,6 +79,11 @@ enum Command {
     Reference {
         #[arg(value_enum)]
         page: reference::Page,
+    },
+    /// Take part in coding tasks: make changes, test them, connect web pages
+    Adapter {
+        #[command(subcommand)]
+        command: faena_adapter::Command,
     },
     /// Print shell completions
     #[command(after_help = "Example:\n  faena completions bash > /etc/bash_completion.d/faena")]
@@ -213,10 +220,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             };
             print(&ExternalMapping { schema, dead_table, ..mapping }.init_sql())?;
         }
-        Command::Guard { argv } => {
+        Command::Guard { input, argv } => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(guard::run(argv));
+            runtime.block_on(guard::run(argv, input.as_deref()));
         }
+        Command::Adapter { command } => return Ok(runtime()?.block_on(faena_adapter::run(command))),
         Command::Reference { page } => print(&page.render(Cli::command()))?,
         Command::Completions { shell } => {
             let mut buffer = Vec::new();

@@ -4,6 +4,7 @@
 //! page and `faena config` derive from it. Order: defaults < `faena.toml` < environment < flags.
 //! An invalid value or an unknown key is one error that names its position.
 
+mod auth;
 mod check;
 mod describe;
 mod environment;
@@ -27,7 +28,6 @@ use std::{
     time::Duration,
 };
 
-use faena_auth::Policy;
 use faena_domain::{AddressRule, JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{
     EngineConfig, InboxConfig, OutboxConfig, PoolConfig, PoolToken, Roles, SinkConfig, SourceConfig, Target,
@@ -294,17 +294,6 @@ impl Config {
             (Some(certificate), Some(key)) => Ok(Some(TlsFiles { certificate, key, client_authorities })),
             (None, None) if client_authorities.is_none() => Ok(None),
             _ => anyhow::bail!("tls.certificate and tls.key must be set together"),
-        }
-    }
-
-    /// Returns how callers without an API key are treated.
-    pub fn policy(&self, allow_anonymous: bool) -> Policy {
-        let header = self.text("auth.trusted_header").to_lowercase();
-        Policy {
-            allow_anonymous,
-            trusted_header: Some(header).filter(|header| !header.is_empty()),
-            trusted_proxies: self.networks("server.trusted_proxies"),
-            own_token: None,
         }
     }
 

@@ -3,7 +3,7 @@
 //! The parent holds the other end of the guard's standard input. The kernel closes it however the parent ends, even by
 //! `kill -9`. The line `term` on standard input makes the guard send SIGTERM to the command.
 
-use std::process::Stdio;
+use std::{fs::File, path::Path, process::Stdio};
 
 use process_wrap::tokio::{CommandWrap, ProcessGroup};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -14,14 +14,22 @@ const KILLED: i32 = 137;
 const SIGTERM: i32 = 15;
 
 /// Runs the command, then exits: a pending read of standard input cannot be cancelled.
-pub async fn run(argv: Vec<String>) -> ! {
-    std::process::exit(guard(argv).await)
+pub async fn run(argv: Vec<String>, input: Option<&Path>) -> ! {
+    std::process::exit(guard(argv, input).await)
 }
 
-async fn guard(argv: Vec<String>) -> i32 {
+/// `input` becomes the standard input of the command, which otherwise has none.
+async fn guard(argv: Vec<String>, input: Option<&Path>) -> i32 {
     let Some((program, arguments)) = argv.split_first() else { return CANNOT_START };
+    let stdin = match input.map(File::open).transpose() {
+        Ok(file) => file.map_or_else(Stdio::null, Stdio::from),
+        Err(error) => {
+            eprintln!("cannot open the input: {error}");
+            return CANNOT_START;
+        }
+    };
     let mut wrap = CommandWrap::with_new(program, |inner| {
-        inner.args(arguments).stdin(Stdio::null());
+        inner.args(arguments).stdin(stdin);
     });
     wrap.wrap(ProcessGroup::leader());
     let mut child = match wrap.spawn() {

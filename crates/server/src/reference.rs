@@ -3,6 +3,7 @@
 //! A test compares each page in the repository with the output of this command, so that the pages cannot drift.
 
 mod cli;
+mod coding_task;
 mod configuration;
 mod errors;
 mod jobs;
@@ -13,6 +14,9 @@ use clap::ValueEnum;
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Page {
     Cli,
+    CodingTask,
+    #[value(name = "coding-task.es")]
+    CodingTaskSpanish,
     Configuration,
     Errors,
     Jobs,
@@ -24,6 +28,8 @@ impl Page {
     pub fn render(self, command: clap::Command) -> String {
         match self {
             Page::Cli => cli::render(command),
+            Page::CodingTask => coding_task::render(coding_task::Language::English),
+            Page::CodingTaskSpanish => coding_task::render(coding_task::Language::Spanish),
             Page::Configuration => configuration::render(),
             Page::Errors => errors::render(),
             Page::Jobs => jobs::render(),

@@ -16,6 +16,8 @@ mod report;
 mod schedules;
 mod scratch;
 mod submit;
+mod tasks;
+mod tasks_baseline;
 mod workers;
 
 use std::path::PathBuf;
@@ -62,14 +64,17 @@ pub struct Arguments {
     /// Measure only API keys, 10 000 idle and 1 000 busy connections, and a flooding client
     #[arg(long)]
     connections: bool,
+    /// Measure only tasks: events applied, their latency, and 100 000 waiting tasks
+    #[arg(long, group = "with_events")]
+    tasks: bool,
     /// Measure only the outbox relay to RabbitMQ
-    #[arg(long)]
+    #[arg(long, group = "with_events")]
     outbox: bool,
     /// RabbitMQ server for --outbox, such as amqp://guest:guest@127.0.0.1:5672/%2f [default: FAENA_TEST_RABBITMQ]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
-    /// Events for --outbox
-    #[arg(long, default_value_t = 100_000, value_name = "N", requires = "outbox")]
+    /// Events for --outbox and --tasks
+    #[arg(long, default_value_t = 100_000, value_name = "N", requires = "with_events")]
     events: usize,
     #[arg(long, hide = true, value_name = "PORT")]
     bare_server: Option<u16>,
@@ -103,6 +108,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             schedules::schedules(scratch, &mut report).await
         } else if arguments.connections {
             connections::connections(scratch, &mut report).await
+        } else if arguments.tasks {
+            tasks::tasks(scratch, arguments.events, &mut report).await
         } else if arguments.outbox {
             outbox::outbox(scratch, &broker(&arguments)?, arguments.events, &mut report).await
         } else if arguments.history {

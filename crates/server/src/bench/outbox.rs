@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use faena_brokers::{BrokerUrl, rabbitmq::RabbitMqSinkOptions};
 use faena_domain::{NewJob, Timestamp};
-use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkConfig, Target, outbox::TimeSpent};
+use faena_engine::{Engine, EngineConfig, OutboxConfig, Roles, SinkBody, SinkConfig, Target, outbox::TimeSpent};
 use faena_store::{EventSubscription, OnRejected, Store, SubscriptionMode};
 use lapin::{
     BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind,
@@ -145,7 +145,8 @@ async fn measure_relays(
 /// Starts a relay without a worker, so that no job runs.
 fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
     let target = Target::RabbitMq(RabbitMqSinkOptions::new(broker.clone(), exchange));
-    let sink = SinkConfig { name: SINK.into(), types: vec!["*".into()], on_rejected: OnRejected::Skip, target };
+    let (types, on_rejected, body) = (vec!["*".into()], OnRejected::Skip, SinkBody::CloudEvent);
+    let sink = SinkConfig { name: SINK.into(), types, on_rejected, body, target };
     EngineConfig {
         roles: Roles { api: false, engine: true, worker: false },
         outbox: OutboxConfig { sinks: vec![sink], ..OutboxConfig::default() },

@@ -1,4 +1,4 @@
-//! `[[inbox]]`: broker queues and streams whose messages become jobs.
+//! `[[inbox]]`: broker queues and streams whose messages become jobs, or events of tasks.
 
 use faena_brokers::{
     BrokerUrl, Declare,
@@ -6,17 +6,18 @@ use faena_brokers::{
     rabbitmq::{Binding, RabbitMqConsumerOptions},
 };
 use faena_domain::Priority;
-use faena_engine::{InboxBroker, InboxConfig};
+use faena_engine::{Deliver, InboxBroker, InboxConfig, JobTemplate, TaskEvents};
 use serde::Deserialize;
 
 use super::{
     ConfigError,
     file::{Entry, Located, Problem, problem},
-    names::{is_binding_pattern, is_name, is_subject_filter, is_type_or_queue},
+    names::{is_binding_pattern, is_name, is_subject, is_subject_filter, is_type_or_queue},
 };
 
 pub const EXAMPLE: &str = "
-# Broker queues whose messages become jobs, each message once (see docs/guides/your-own-outbox.md).
+# Broker queues whose messages become jobs (see docs/guides/your-own-outbox.md) or events of tasks (see docs/guides/tasks.md),
+# each message once.
 #[[inbox]]
 #name = \"orders\"
 # rabbitmq or nats.
@@ -41,6 +42,19 @@ pub const EXAMPLE: &str = "
 #stream = \"PAYMENTS\"
 #subject = \"payments.>\"
 #job_type = \"payment.book\"
+
+#[[inbox]]
+#name = \"results\"
+# What messages become: jobs, or events of the tasks that they name (task-events).
+#deliver = \"task-events\"
+# The start event of this machine creates a task, if the message names none.
+#machine = \"coding-task\"
+#kind = \"nats\"
+#url = \"nats://127.0.0.1:4222\"
+#stream = \"TASKS\"
+#subject = \"tasks.>\"
+# A message without the header Type has the event type that follows this prefix in its subject.
+#subject_prefix = \"tasks\"
 ";
 
 #[derive(Deserialize)]
@@ -49,7 +63,8 @@ struct Inbox {
     name: String,
     kind: Kind,
     url: String,
-    job_type: String,
+    deliver: Option<DeliverKind>,
+    job_type: Option<String>,
     queue: Option<String>,
     exchange: Option<String>,
     bind: Option<Vec<String>>,
@@ -57,6 +72,8 @@ struct Inbox {
     subject: Option<String>,
     job_queue: Option<String>,
     job_priority: Option<Priority>,
+    machine: Option<String>,
+    subject_prefix: Option<String>,
     declare: Option<bool>,
     prefetch: Option<u16>,
 }
@@ -66,6 +83,14 @@ struct Inbox {
 enum Kind {
     RabbitMq,
     Nats,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum DeliverKind {
+    #[default]
+    Jobs,
+    TaskEvents,
 }
 
 pub const MAX_INBOXES: usize = 32;
@@ -105,11 +130,7 @@ fn into_config(entry: Inbox) -> Result<InboxConfig, Problem> {
     if entry.name.is_empty() || entry.name.len() > 100 || !entry.name.chars().all(is_plain) {
         return Err(problem("name", "must have 1 to 100 letters, digits, dashes or underscores"));
     }
-    for (key, value) in [("job_type", Some(&entry.job_type)), ("job_queue", entry.job_queue.as_ref())] {
-        if value.is_some_and(|value| !is_type_or_queue(value)) {
-            return Err(problem(key, "must have 1 to 100 visible characters, without spaces at its beginning or end"));
-        }
-    }
+    let deliver = deliver(&entry)?;
     let prefetch = entry.prefetch.unwrap_or(100);
     if !(1..=MAX_PREFETCH).contains(&prefetch) {
         return Err(problem("prefetch", format!("must be between 1 and {MAX_PREFETCH}, got {prefetch}")));
@@ -118,13 +139,64 @@ fn into_config(entry: Inbox) -> Result<InboxConfig, Problem> {
         Kind::RabbitMq => rabbitmq(&entry, prefetch)?,
         Kind::Nats => nats(&entry, prefetch)?,
     };
-    Ok(InboxConfig {
-        name: entry.name,
-        broker,
-        job_type: entry.job_type,
-        queue: entry.job_queue,
-        priority: entry.job_priority,
-    })
+    Ok(InboxConfig { name: entry.name, broker, deliver })
+}
+
+fn deliver(entry: &Inbox) -> Result<Deliver, Problem> {
+    let of_jobs = [
+        ("job_type", entry.job_type.is_some()),
+        ("job_queue", entry.job_queue.is_some()),
+        ("job_priority", entry.job_priority.is_some()),
+    ];
+    let of_tasks = [("machine", entry.machine.is_some()), ("subject_prefix", entry.subject_prefix.is_some())];
+    let given = |keys: &[(&'static str, bool)]| keys.iter().find(|(_, given)| *given).map(|(key, _)| *key);
+    match entry.deliver.unwrap_or_default() {
+        DeliverKind::Jobs => match given(&of_tasks) {
+            Some(key) => Err(problem(key, "requires deliver = \"task-events\"; jobs have no such key")),
+            None => Ok(Deliver::Jobs(job_template(entry)?)),
+        },
+        DeliverKind::TaskEvents => match given(&of_jobs) {
+            Some(key) => Err(problem(key, "is not valid with deliver = \"task-events\"; remove one of them")),
+            None => Ok(Deliver::TaskEvents(task_events(entry)?)),
+        },
+    }
+}
+
+fn job_template(entry: &Inbox) -> Result<JobTemplate, Problem> {
+    let job_type = entry.job_type.clone().ok_or_else(|| {
+        problem("job_type", "is missing; it is the type of the jobs, or set deliver = \"task-events\"")
+    })?;
+    for (key, value) in [("job_type", Some(&job_type)), ("job_queue", entry.job_queue.as_ref())] {
+        if value.is_some_and(|value| !is_type_or_queue(value)) {
+            return Err(problem(key, "must have 1 to 100 visible characters, without spaces at its beginning or end"));
+        }
+    }
+    Ok(JobTemplate { job_type, queue: entry.job_queue.clone(), priority: entry.job_priority })
+}
+
+fn task_events(entry: &Inbox) -> Result<TaskEvents, Problem> {
+    if entry.machine.as_ref().is_some_and(|machine| !is_name(machine, 400)) {
+        return Err(problem("machine", "must be the name of a machine, like \"coding-task\""));
+    }
+    let subject_prefix = entry.subject_prefix.clone().unwrap_or_default();
+    if !subject_prefix.is_empty() {
+        if entry.kind != Kind::Nats {
+            return Err(problem(
+                "subject_prefix",
+                "is only valid for kind \"nats\"; the routing key is the event type",
+            ));
+        }
+        if !is_subject(&subject_prefix) {
+            return Err(problem("subject_prefix", "must be words with dots between, without spaces, * or >"));
+        }
+        let begins = |subject: &String| subject.strip_prefix(&subject_prefix).is_some_and(|rest| rest.starts_with('.'));
+        if !entry.subject.as_ref().is_some_and(begins) {
+            let message =
+                format!("no message would have it; begin subject with {subject_prefix:?}, like \"{subject_prefix}.>\"");
+            return Err(problem("subject_prefix", message));
+        }
+    }
+    Ok(TaskEvents { machine: entry.machine.clone(), subject_prefix })
 }
 
 fn rabbitmq(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
@@ -220,7 +292,13 @@ pub fn describe(inbox: &InboxConfig) -> String {
         InboxBroker::RabbitMq(options) => format!("rabbitmq {}, queue {}", options.url, options.queue),
         InboxBroker::Nats(options) => format!("nats {}, stream {}", options.url, options.stream),
     };
-    format!("{source}, creates jobs of type {}", inbox.job_type)
+    match &inbox.deliver {
+        Deliver::Jobs(template) => format!("{source}, creates jobs of type {}", template.job_type),
+        Deliver::TaskEvents(TaskEvents { machine: Some(machine), .. }) => {
+            format!("{source}, delivers events to tasks and creates tasks of {machine}")
+        }
+        Deliver::TaskEvents(_) => format!("{source}, delivers events to tasks"),
+    }
 }
 
 #[cfg(test)]
@@ -257,8 +335,36 @@ mod tests {
                 "nats nats://***@host, stream S, creates jobs of type t"
             ]
         );
-        assert_eq!(inboxes[0].priority, Some(Priority::High));
+        let Deliver::Jobs(template) = &inboxes[0].deliver else { panic!("{inboxes:?}") };
+        assert_eq!(template.priority, Some(Priority::High));
         assert!(!format!("{inboxes:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn an_inbox_of_task_events_is_read() {
+        let events = "[[inbox]]\nname = \"n\"\nkind = \"nats\"\nurl = \"nats://host\"\nstream = \"S\"\nsubject = \"t.>\"\ndeliver = \"task-events\"\n";
+        let plain = parse(events).expect("good").remove(0);
+        assert_eq!(describe(&plain), "nats nats://host, stream S, delivers events to tasks");
+        let full = format!("{events}machine = \"coding-task\"\nsubject_prefix = \"t\"");
+        let full = parse(&full).expect("good").remove(0);
+        assert!(describe(&full).ends_with("delivers events to tasks and creates tasks of coding-task"));
+        let Deliver::TaskEvents(rule) = &full.deliver else { panic!("{full:?}") };
+        assert_eq!((rule.machine.as_deref(), rule.subject_prefix.as_str()), (Some("coding-task"), "t"));
+        let queue = ORDERS.replace("job_type = \"ship\"", "deliver = \"task-events\"") + "queue = \"q\"\n";
+        for (text, error) in [
+            (format!("{events}job_type = \"t\""), "job_type: is not valid with deliver"),
+            (format!("{events}job_priority = \"LOW\""), "job_priority: is not valid with deliver"),
+            (format!("{ORDERS}queue = \"q\"\nmachine = \"m\""), "machine: requires deliver = \"task-events\""),
+            (ORDERS.replace("job_type = \"ship\"", "queue = \"q\""), "job_type: is missing"),
+            (format!("{events}machine = \"\""), "machine: must be the name of a machine"),
+            (format!("{events}subject_prefix = \"a b\""), "subject_prefix: must be words"),
+            (format!("{events}subject_prefix = \"x\""), "subject_prefix: no message would have it"),
+            (format!("{queue}subject_prefix = \"x\""), "subject_prefix: is only valid for kind \"nats\""),
+            (events.replace("task-events", "tasks"), "unknown variant `tasks`"),
+        ] {
+            let found = parse(&text).expect_err("rejected");
+            assert!(found.contains(error), "{text}: {found}");
+        }
     }
 
     #[test]

@@ -162,6 +162,14 @@ pub const KEYS: &[Key] = &[
         "Header in which a trusted proxy names the person it has authenticated, such as X-Forwarded-User; empty: off.",
     ),
     key(
+        "auth.trusted_groups_header",
+        "FAENA_AUTH_TRUSTED_GROUPS_HEADER",
+        Kind::OptionalText,
+        "",
+        "Header in which a trusted proxy names the groups of that person, separated by commas, such as X-Forwarded-Groups; \
+         empty: off.",
+    ),
+    key(
         "cors.origins",
         "FAENA_CORS_ORIGINS",
         Kind::Origins,
@@ -431,6 +439,34 @@ pub const KEYS: &[Key] = &[
         Kind::Number { min: 1, max: 1_000_000 },
         "4096",
         "Most tokens of one answer.",
+    ),
+    key(
+        "llm.max_prompt_bytes",
+        "FAENA_LLM_MAX_PROMPT_BYTES",
+        Kind::Number { min: 1, max: 16 << 20 },
+        "262144",
+        "Most bytes of one prompt, with its system message.",
+    ),
+    key(
+        "llm.max_answer_bytes",
+        "FAENA_LLM_MAX_ANSWER_BYTES",
+        Kind::Number { min: 1_024, max: 16 << 20 },
+        "1048576",
+        "Most bytes of one answer.",
+    ),
+    key(
+        "llm.timeout",
+        "FAENA_LLM_TIMEOUT",
+        Kind::Duration,
+        "5m",
+        "How long the server may take for one answer, unless the job's own limit is shorter.",
+    ),
+    key(
+        "llm.daily_tokens",
+        "FAENA_LLM_DAILY_TOKENS",
+        Kind::Number { min: 0, max: 1_000_000_000_000 },
+        "0",
+        "Tokens that all servers of this database may use per day in UTC; 0: no limit.",
     ),
     key(
         "traces.endpoint",

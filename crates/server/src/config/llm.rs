@@ -9,7 +9,15 @@ impl Config {
     pub(super) fn llm(&self) -> Option<LlmConfig> {
         let base_url = self.text("llm.base_url").parse().ok()?;
         let headers = traces::headers(self.text("llm.headers")).unwrap_or_default();
-        let max_tokens = self.text("llm.max_tokens").parse().unwrap_or(4_096);
-        Some(LlmConfig { base_url, model: self.text("llm.model").to_owned(), headers, max_tokens })
+        let daily = self.number("llm.daily_tokens");
+        Some(LlmConfig {
+            headers,
+            max_tokens: self.number("llm.max_tokens"),
+            max_prompt_bytes: self.size("llm.max_prompt_bytes"),
+            max_answer_bytes: self.size("llm.max_answer_bytes"),
+            timeout: self.duration("llm.timeout"),
+            daily_tokens: Some(daily).filter(|tokens| *tokens > 0),
+            ..LlmConfig::new(base_url, self.text("llm.model").to_owned())
+        })
     }
 }

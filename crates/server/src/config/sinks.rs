@@ -1,14 +1,16 @@
 //! `[[sink]]`: destinations of events.
 
+mod event_types;
+
 use std::{path::Path, time::Duration};
 
 use faena_brokers::{
     BrokerUrl, DEFAULT_TIMEOUT, Declare, file::FileSinkOptions, nats::NatsSinkOptions, rabbitmq::RabbitMqSinkOptions,
     redis::RedisSinkOptions,
 };
-use faena_domain::{EVENT_TYPES, parse_duration};
+use faena_domain::parse_duration;
 use faena_engine::{
-    Secret, SinkConfig, Target,
+    Secret, SinkBody, SinkConfig, Target,
     outbox::{MAX_TIMEOUT, WebhookSinkOptions},
 };
 use faena_store::OnRejected;
@@ -17,7 +19,7 @@ use serde::Deserialize;
 use super::{
     ConfigError,
     file::{Entry, Located, Problem, problem},
-    names::{is_name, is_subject, matches},
+    names::{is_name, is_subject},
 };
 
 pub const EXAMPLE: &str = "
@@ -29,8 +31,11 @@ pub const EXAMPLE: &str = "
 #kind = \"rabbitmq\"
 #url = \"amqp://guest:guest@127.0.0.1:5672/%2f\"
 # Event types to send; * matches any text. []: the sink only serves an [[outbox.source]].
+# Types of Faena begin with job., worker., schedule. or task.; any other is an event of a machine, like \"tarea.*\".
 #types = [\"*\"]
-# When the sink rejects an event, later events of the same job are sent (skip) or wait (park).
+# The whole event as a CloudEvent, or only its data; not for kind webhook, whose messages have their type in the body.
+#body = \"cloudevent\"
+# When the sink rejects an event, later events of the same job or task are sent (skip) or wait (park).
 #on_rejected = \"skip\"
 # Time limit for one batch including the connection; at most 14s.
 #timeout = \"10s\"
@@ -77,6 +82,7 @@ struct Sink {
     url: Option<String>,
     path: Option<String>,
     types: Option<Vec<String>>,
+    body: Option<Body>,
     on_rejected: Option<Rejected>,
     timeout: Option<String>,
     declare: Option<bool>,
@@ -107,6 +113,14 @@ enum Rejected {
     Skip,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Body {
+    #[default]
+    CloudEvent,
+    Data,
+}
+
 impl Kind {
     fn word(self) -> &'static str {
         match self {
@@ -131,11 +145,11 @@ impl Kind {
     /// Returns the keys of this kind, besides those of every sink.
     fn keys(self) -> &'static [&'static str] {
         match self {
-            Kind::RabbitMq => &["url", "exchange", "declare"],
-            Kind::Nats => &["url", "stream", "subject_prefix", "declare"],
-            Kind::Redis => &["url", "key", "max_len"],
+            Kind::RabbitMq => &["url", "exchange", "declare", "body"],
+            Kind::Nats => &["url", "stream", "subject_prefix", "declare", "body"],
+            Kind::Redis => &["url", "key", "max_len", "body"],
             Kind::Webhook => &["url", "secret"],
-            Kind::File => &["path", "rotate_bytes", "rotate_files"],
+            Kind::File => &["path", "rotate_bytes", "rotate_files", "body"],
         }
     }
 }
@@ -181,15 +195,18 @@ fn into_config(entry: Sink) -> Result<SinkConfig, Problem> {
     if types.len() > 100 || types.iter().any(|kind| kind.is_empty() || kind.len() > 255) {
         return Err(problem("types", "must name up to 100 types like \"job.*\" of 1 to 255 characters"));
     }
-    if let Some(kind) = types.iter().find(|kind| !EVENT_TYPES.iter().any(|known| matches(kind, known))) {
-        let message = format!("{kind:?} matches no event; the types are {}", EVENT_TYPES.join(", "));
+    if let Some(message) = types.iter().find_map(|kind| event_types::check(kind).err()) {
         return Err(problem("types", message));
     }
     let on_rejected = match entry.on_rejected.unwrap_or(Rejected::Skip) {
         Rejected::Park => OnRejected::Park,
         Rejected::Skip => OnRejected::Skip,
     };
-    Ok(SinkConfig { name: entry.name.clone(), types, on_rejected, target: target(&entry)? })
+    let body = match entry.body.unwrap_or_default() {
+        Body::CloudEvent => SinkBody::CloudEvent,
+        Body::Data => SinkBody::Data,
+    };
+    Ok(SinkConfig { name: entry.name.clone(), types, on_rejected, body, target: target(&entry)? })
 }
 
 fn target(entry: &Sink) -> Result<Target, Problem> {
@@ -270,6 +287,7 @@ fn check_keys(entry: &Sink) -> Result<(), Problem> {
         ("rotate_bytes", entry.rotate_bytes.is_some()),
         ("rotate_files", entry.rotate_files.is_some()),
         ("secret", entry.secret.is_some()),
+        ("body", entry.body.is_some()),
     ];
     match given.iter().find(|(key, is_given)| *is_given && !entry.kind.keys().contains(key)) {
         None => Ok(()),
@@ -344,7 +362,8 @@ pub fn describe(sink: &SinkConfig) -> String {
         Target::File(options) => format!("file {}", options.path.display()),
     };
     let on_rejected = if sink.on_rejected == OnRejected::Park { ", parks" } else { "" };
-    format!("{target}, types {}{on_rejected}", sink.types.join(","))
+    let body = if sink.body == SinkBody::Data { ", only data" } else { "" };
+    format!("{target}, types {}{body}{on_rejected}", sink.types.join(","))
 }
 
 #[cfg(test)]
@@ -363,7 +382,7 @@ mod tests {
     #[test]
     fn sinks_are_read_and_described_without_passwords() {
         let sinks = parse(
-            "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:s3cret@host/%2f\"\ntypes = [\"job.*\"]\non_rejected = \"park\"\n\
+            "[[sink]]\nname = \"bus\"\nkind = \"rabbitmq\"\nurl = \"amqp://user:s3cret@host/%2f\"\ntypes = [\"job.*\", \"tarea.*\"]\nbody = \"data\"\non_rejected = \"park\"\n\
              [[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"https://example.com/in?token=s3cret\"\n\
              secret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\ntimeout = \"5s\"",
         )
@@ -372,7 +391,7 @@ mod tests {
         assert_eq!(
             shown,
             [
-                "rabbitmq amqp://user:***@host/%2f, exchange faena, types job.*, parks",
+                "rabbitmq amqp://user:***@host/%2f, exchange faena, types job.*,tarea.*, only data, parks",
                 "webhook https://example.com/in, types *"
             ]
         );
@@ -417,7 +436,12 @@ mod tests {
                 "[[sink]]\nname = \"a\"\nkind = \"nats\"\nurl = \"nats://b\"\nsubject_prefix = \"a..b\"".into(),
                 "subject_prefix: must be words",
             ),
-            (format!("{bus}{url}types = [\"jobs.*\"]"), "types: \"jobs.*\" matches no event; the types are job.created,"),
+            (format!("{bus}{url}types = [\"jobs.*\"]"), "types: \"jobs.*\" matches no event; use job.*"),
+            (format!("{bus}{url}body = \"xml\""), "unknown variant `xml`"),
+            (
+                "[[sink]]\nname = \"a\"\nkind = \"webhook\"\nurl = \"http://b\"\nbody = \"data\"".into(),
+                "body: a sink of kind webhook has no such key",
+            ),
             (format!("{bus}{url}exchange = \"{}\"", "x".repeat(256)), "exchange: must have 1 to 255 bytes"),
             (format!("{bus}{url}exchange = \" faena\""), "exchange: must have 1 to 255 bytes"),
             (

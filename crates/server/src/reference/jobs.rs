@@ -71,6 +71,14 @@ const EVENTS: &[(&str, &str)] = &[
     ("worker.terminated", "A worker was terminated."),
     ("schedule.fired", "A due time of a schedule created a job."),
     ("schedule.missed", "A due time of a schedule was skipped."),
+    ("task.created", "A task was created."),
+    ("task.state.changed", "A task changed its state."),
+    ("task.ended", "A task ended."),
+    ("task.deadline_missed", "A task stayed silent, without progress or in a state for too long."),
+    ("task.approval.requested", "A task waits for a decision."),
+    ("task.approval.reminder", "A task still waits for a decision."),
+    ("task.approval.escalated", "More groups may decide about a task."),
+    ("task.approval.expired", "No decision about a task came in time."),
 ];
 
 pub fn render() -> String {
@@ -103,6 +111,7 @@ pub fn render() -> String {
     for (name, meaning) in EVENTS {
         let _ = writeln!(text, "| `{name}` | {meaning} |");
     }
+    text.push_str("\nTasks also publish the events that their machine emits, under the names that it gives them.\n");
     text.push_str("\nThe envelope is described in [Publish events to a broker](../guides/events.md).\n");
     text
 }
@@ -140,7 +149,8 @@ mod tests {
     #[test]
     fn every_event_type_is_described() {
         let described: BTreeSet<&str> = EVENTS.iter().map(|(name, _)| *name).collect();
-        assert_eq!(described, faena_domain::EVENT_TYPES.into_iter().collect());
+        let known = faena_domain::EVENT_TYPES.into_iter().chain(faena_domain::TASK_EVENT_TYPES);
+        assert_eq!(described, known.collect());
     }
 
     fn camel_case(name: &str) -> String {

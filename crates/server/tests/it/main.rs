@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a failing test panics where it fails")]
 
 mod access_log;
+mod adapters;
 mod certificate;
 mod bad_input;
 mod command_line;
@@ -19,6 +20,7 @@ mod health;
 mod inputs;
 mod invalid_messages;
 mod limits;
+mod llm;
 mod load;
 mod log;
 mod markdown;
@@ -41,6 +43,7 @@ mod shell;
 mod start;
 mod stop;
 mod structure;
+mod task_crashes;
 mod task_scheduler;
 mod traces;
 mod transports;

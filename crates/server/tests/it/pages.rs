@@ -78,7 +78,9 @@ pages! {
     without_services {
         readme => "README.md",
         built_in_worker => "docs/guides/built-in-worker.md",
+        coding_tasks => "docs/guides/coding-tasks.md",
         dead_letters => "docs/guides/dead-letters.md",
+        machine_examples => "docs/guides/machine-examples.md",
         migrating_from_sidekiq => "docs/guides/migrating-from-sidekiq.md",
         queues_and_limits => "docs/guides/queues-and-limits.md",
         tasks => "docs/guides/tasks.md",
@@ -100,6 +102,7 @@ pages! {
         migrating_from_celery => "docs/guides/migrating-from-celery.md",
         pools => "docs/guides/pools.md",
         submitting_jobs => "docs/guides/submitting-jobs.md",
+        task_services => "docs/guides/task-services.md",
         webhooks => "docs/guides/webhooks.md",
         workers => "docs/guides/workers.md",
         your_own_outbox => "docs/guides/your-own-outbox.md",

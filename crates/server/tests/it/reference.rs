@@ -3,16 +3,30 @@
 use std::{path::Path, process::Command};
 
 fn assert_up_to_date(page: &str) {
-    let output = Command::new(env!("CARGO_BIN_EXE_faena")).args(["reference", page]).output().unwrap();
+    let file = if page == "openapi" { "openapi.json".to_owned() } else { format!("{page}.md") };
+    assert_prints(&["reference", page], &format!("docs/reference/{file}"));
+}
+
+/// A command prints exactly this file of the repository.
+fn assert_prints(arguments: &[&str], file: &str) {
+    let output = Command::new(env!("CARGO_BIN_EXE_faena")).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let generated = String::from_utf8(output.stdout).unwrap();
-    let file = if page == "openapi" { "openapi.json".to_owned() } else { format!("{page}.md") };
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(&file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
     let stored = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(
-        stored == generated,
-        "docs/reference/{file} is outdated; run `cargo run -- reference {page} > docs/reference/{file}`"
-    );
+    assert!(stored == generated, "{file} is outdated; run `cargo run -- {} > {file}`", arguments.join(" "));
+}
+
+#[test]
+fn the_schema_of_machines_is_up_to_date() {
+    assert_prints(&["machines", "schema"], "docs/reference/machine.schema.json");
+}
+
+#[test]
+fn the_pages_and_the_drawing_of_the_coding_task_are_up_to_date() {
+    assert_up_to_date("coding-task");
+    assert_up_to_date("coding-task.es");
+    assert_prints(&["machines", "draw", "coding-task", "--format", "svg"], "docs/images/coding-task.svg");
 }
 
 #[test]

@@ -220,7 +220,9 @@ async fn faena_events_and_faena_trace_print_readable_lines() {
     assert_eq!(serde_json::from_slice::<Value>(&json.stdout).unwrap()["jobs"][0]["id"], Value::from(id));
     let unknown = run(folder.path(), &url, &["trace", "unknown"]);
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(String::from_utf8(unknown.stderr).unwrap().contains("no job or event has the correlation id \"unknown\""));
+    assert!(
+        String::from_utf8(unknown.stderr).unwrap().contains("no task, job or event has the correlation id \"unknown\"")
+    );
     let wrong = run(folder.path(), &url, &["events", "--from=-3"]);
     assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stderr));
     let unreachable = run(folder.path(), &[("FAENA_URL", "http://127.0.0.1:9")], &["events"]);

@@ -26,10 +26,12 @@ use crate::{
 };
 
 /// Limits that take minutes to reach, and what replaces them here.
-const LOWER: [(&str, &str); 5] = [
+const LOWER: [(&str, &str); 7] = [
     ("faena_queue_oldest_seconds) > 900", "faena_queue_oldest_seconds) > 1"),
     ("faena_outbox_oldest_seconds) > 300", "faena_outbox_oldest_seconds) > 1"),
     ("faena_schedule_overdue_seconds) > 60", "faena_schedule_overdue_seconds) > 1"),
+    ("faena_task_overdue_seconds) > 60", "faena_task_overdue_seconds) > 1"),
+    ("faena_task_approval_oldest_seconds) > 86400", "faena_task_approval_oldest_seconds) > 1"),
     // A slow database cannot be had for a test, so that any answer counts as slow.
     ("faena_database_ping_seconds > 0.25", "faena_database_ping_seconds > 0"),
     ("jobs_in_state{state=\"ASSIGNED\"})\n            > 60 *", "jobs_in_state{state=\"ASSIGNED\"})\n            > 1 *"),
@@ -147,6 +149,36 @@ async fn submit_jobs(faena: &Faena) {
     assert!(status.is_success(), "{answer}");
 }
 
+/// Tasks that wait for a service that does not answer, or for a decision, with a timer every second.
+const WATCHED: &str = "
+machine: watched
+version: 1
+events: {ask: {}}
+initial: NEW
+states:
+  NEW: {deadline: {total: 3s, to: LATE}, on: {ask: ASKED}}
+  ASKED:
+    approval: {subject: \"'x'\", self: true, expires: {after: 1d, to: LATE}}
+    timers: {tick: {every: 1s}}
+    on: {approval.granted: DONE, approval.denied: LATE, timer.tick: {set: {seen: 'true'}}}
+  DONE: {final: true}
+  LATE: {final: true, ends: failure}
+";
+
+async fn create_tasks(faena: &Faena) {
+    let (status, answer) = faena.post("/api/v1/machines", json!({"definition": WATCHED})).await;
+    assert!(status.is_success(), "{answer}");
+    for number in 0..20 {
+        let (status, task) = faena.post("/api/v1/tasks", json!({"machine": "watched"})).await;
+        assert!(status.is_success(), "{task}");
+        if number == 0 {
+            let path = format!("/api/v1/tasks/{}/events", task["id"].as_str().unwrap());
+            let (status, answer) = faena.post(&path, json!({"type": "ask"})).await;
+            assert!(status.is_success(), "{answer}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_alert_fires_in_an_outage_and_every_panel_has_data_with_services() {
     let (folder, idle_folder, application) =
@@ -170,18 +202,19 @@ async fn every_alert_fires_in_an_outage_and_every_panel_has_data_with_services()
     let prometheus = Prometheus::start(prometheus_folder.path(), &jobs);
     eventually("the first scrape", async || prometheus.has_answer("up == 1").await.then_some(())).await;
     submit_jobs(&faena).await;
+    create_tasks(&faena).await;
 
     wait_until_none_is_left("queries without an answer", dashboard_queries(), async |query| {
         prometheus.has_answer(query).await
     })
     .await;
 
-    let needs_outage = ["DatabaseDown", "LoopWithoutHeartbeat", "SchedulesLate"];
+    let needs_outage = ["DatabaseDown", "LoopWithoutHeartbeat", "SchedulesLate", "TasksLate"];
     let all: Vec<String> = rules().iter().map(|rule| name(rule).to_owned()).collect();
     let (late, early): (Vec<String>, Vec<String>) = all.into_iter().partition(|alert| needs_outage.contains(&&**alert));
     let is_firing = async |alert: &str| prometheus.firing().await.contains(alert);
     wait_until_none_is_left("alerts that do not fire", early, is_firing).await;
-    // One database accepts no more writes, so that loops fail and schedules become late; the other accepts nothing.
+    // One database accepts no more writes, so that loops fail and schedules and timers become late; the other accepts nothing.
     let file = rusqlite::Connection::open(folder.path().join("faena-data/faena.db")).unwrap();
     file.execute_batch("BEGIN IMMEDIATE").unwrap();
     database.refuse_connections().await;

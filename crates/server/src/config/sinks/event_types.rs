@@ -1,0 +1,102 @@
+//! Checks the event types that a sink names.
+//!
+//! Faena's own types are known, so a wrong one is an error. The events of machines have names that their authors choose, and a
+//! machine may be registered later, so every name that cannot be meant as one of Faena's is accepted.
+
+use faena_domain::{EVENT_TYPES, TASK_EVENT_TYPES};
+
+use super::super::names::matches;
+
+/// The first words of Faena's own types.
+const FAMILIES: [&str; 4] = ["job", "worker", "schedule", "task"];
+
+/// Checks a type or a pattern in which `*` stands for any text.
+///
+/// # Errors
+/// Why no event can have this type, and what to write instead.
+pub fn check(pattern: &str) -> Result<(), String> {
+    if own_types().any(|known| matches(pattern, known)) {
+        return Ok(());
+    }
+    let first = pattern.split(['.', '*']).next().unwrap_or_default();
+    if FAMILIES.contains(&first) {
+        let of_family = own_types().filter(|known| known.split('.').next() == Some(first));
+        let types: Vec<&str> = of_family.collect();
+        return Err(format!("{pattern:?} matches no event; the types are {}", types.join(", ")));
+    }
+    if let Some(family) = FAMILIES.iter().find(|family| is_misspelt(first, family)) {
+        let rest = &pattern[first.len()..];
+        let rest = if rest.is_empty() { ".*" } else { rest };
+        return Err(format!("{pattern:?} matches no event; use {family}{rest}"));
+    }
+    if let Some(meant) = own_types().find(|known| known.ends_with(&format!(".{pattern}"))) {
+        return Err(format!("{pattern:?} matches no event; use {meant}"));
+    }
+    let is_valid = |character: char| character.is_alphanumeric() || matches!(character, '_' | '-' | '.' | '*');
+    if !pattern.chars().all(is_valid) {
+        return Err(format!("{pattern:?} matches no event: the name of an event has letters, digits, _, - and ."));
+    }
+    Ok(())
+}
+
+fn own_types() -> impl Iterator<Item = &'static str> {
+    EVENT_TYPES.into_iter().chain(TASK_EVENT_TYPES)
+}
+
+/// Returns whether a word differs from `meant` by its case, by one letter more, less or other, or by two letters in the wrong
+/// order.
+fn is_misspelt(word: &str, meant: &str) -> bool {
+    let lower: Vec<char> = word.to_lowercase().chars().collect();
+    let meant: Vec<char> = meant.chars().collect();
+    let same_start = lower.iter().zip(&meant).take_while(|(a, b)| a == b).count();
+    let (rest, rest_meant) = (&lower[same_start..], &meant[same_start..]);
+    match (rest, rest_meant) {
+        ([], []) => true,
+        ([_, rest @ ..], []) => rest.is_empty(),
+        ([], [_, rest @ ..]) => rest.is_empty(),
+        ([a, b, rest @ ..], [c, d, rest_meant @ ..]) if (a, b) == (d, c) => rest == rest_meant,
+        ([_, a @ ..], [_, b @ ..]) => a == b || a == rest_meant || rest == b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_faena_and_of_machines_are_accepted() {
+        for pattern in [
+            "*",
+            "job.*",
+            "task.*",
+            "task.approval.*",
+            "*.created",
+            "tarea.*",
+            "tarea.crear",
+            "resultado.*",
+            "paid",
+            "Order.Paid",
+        ] {
+            assert_eq!(check(pattern), Ok(()), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_type_that_is_meant_as_one_of_faena_and_is_none_is_refused() {
+        for (pattern, message) in [
+            ("jobs.*", "\"jobs.*\" matches no event; use job.*"),
+            ("jop.completed", "use job.completed"),
+            ("Task.ended", "use task.ended"),
+            ("taks.ended", "use task.ended"),
+            ("workers", "use worker.*"),
+            ("job.complete", "the types are job.created, job.status.changed"),
+            ("task.done", "the types are task.created"),
+            ("completed", "use job.completed"),
+            ("deadline_missed", "use task.deadline_missed"),
+            ("tarea crear", "the name of an event has letters"),
+        ] {
+            let found = check(pattern).expect_err("refused");
+            assert!(found.contains(message), "{pattern}: {found}");
+        }
+    }
+}
