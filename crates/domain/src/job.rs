@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
-    ErrorReason, FieldError, JobId, JobState, LogEntry, Priority, RetryOn, RetryPolicy, Run, Timestamp,
+    ErrorReason, FieldError, JobId, JobState, LogEntry, Priority, RetryOn, RetryPolicy, Run, TaskId, Timestamp,
     field_error::{check_range, check_text},
     retry::retry_on_schema,
 };
@@ -69,6 +69,9 @@ pub struct JobOptions {
     pub on_parent_failure: OnParentFailure,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
+    /// The task that waits for the end of this job. Not set by callers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_id: Option<TaskId>,
     /// Attempts before the last manual retry, which counts retries from 0 again. Not set by callers.
     #[serde(skip_serializing_if = "is_default")]
     pub earlier_attempts: u32,

@@ -218,7 +218,8 @@ impl InFlightJob {
             || options.unique_key.is_some()
             || options.concurrency_key.is_some()
             || options.webhook_url.is_some()
-            || options.expires_at.is_some();
+            || options.expires_at.is_some()
+            || options.task_id.is_some();
         RunEnd {
             id: claimed.id,
             run: claimed.run,

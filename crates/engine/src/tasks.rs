@@ -3,7 +3,10 @@
 //! There is no leader: the store gives each due task to one node under the lock of its row, and what follows from a timer is
 //! one transaction with it.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
+};
 
 use faena_domain::Timestamp;
 use faena_machine::{BUILT_IN, Definition};
@@ -34,17 +37,36 @@ const ACTOR: &str = "system:tasks";
 /// Tasks per transaction.
 const BATCH: usize = 500;
 
-/// How soon a node looks again for the end of a job that a task waits for, and at a task that another node has.
+/// How soon a node looks again at a due task that another node has.
 const RECHECK_MS: i64 = 250;
 
-pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreError> {
+/// When the loop runs next at the latest. Timers that are due later do not wake it.
+#[derive(Debug)]
+pub(crate) struct TaskTimer(AtomicI64);
+
+impl Default for TaskTimer {
+    fn default() -> Self {
+        TaskTimer(AtomicI64::new(i64::MAX))
+    }
+}
+
+impl TaskTimer {
+    /// Returns whether a timer that is due at `at` is earlier than the next round.
+    pub fn is_before(&self, at: Timestamp) -> bool {
+        at.as_ms() < self.0.load(Ordering::Acquire)
+    }
+
+    fn set(&self, next_at: Option<Timestamp>) {
+        self.0.store(next_at.map_or(i64::MAX, Timestamp::as_ms), Ordering::Release);
+    }
+}
+
+pub async fn run_once(store: &dyn Store, timer: &TaskTimer, now: Timestamp) -> Result<Round, StoreError> {
+    // During a round every new timer wakes the loop again, because the round may not have seen it.
+    timer.set(None);
     let fired = store.task_fire(BATCH, now).await?;
     let handled = fired.tasks + fired.jobs;
-    let is_due = fired.next_at.is_some_and(|at| at <= now);
-    let recheck = (fired.has_jobs || is_due).then(|| now.plus_ms(RECHECK_MS));
-    let next_at = match (fired.next_at.filter(|_| !is_due), recheck) {
-        (Some(due), Some(recheck)) => Some(due.min(recheck)),
-        (due, recheck) => due.or(recheck),
-    };
+    let next_at = fired.next_at.map(|at| if at <= now { now.plus_ms(RECHECK_MS) } else { at });
+    timer.set(next_at);
     Ok(Round { handled, more: fired.tasks == BATCH || fired.jobs == BATCH, next_at })
 }

@@ -96,7 +96,7 @@ impl Wakeups {
         self.scheduler.notify_one();
     }
 
-    /// A task waits for a time or for a job.
+    /// A task has a timer that is due earlier than known, or its job has ended.
     pub fn tasks_changed(&self) {
         self.tasks.notify_one();
     }

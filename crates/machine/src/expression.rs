@@ -5,6 +5,7 @@
 //! and `now` (milliseconds since 1970).
 
 use std::{
+    cell::LazyCell,
     collections::HashMap,
     fmt,
     sync::{Arc, LazyLock},
@@ -38,20 +39,76 @@ pub struct Expression {
     source: String,
     syntax: IdedExpr,
     place: Place,
+    /// The variables that it mentions. Only these are converted for an evaluation.
+    uses: Vec<&'static str>,
+    has_fingerprint: bool,
+    /// The fields of an expression like `event.a.b`, which needs no evaluation.
+    path: Option<Vec<String>>,
 }
 
-/// The values of an expression's variables, ready for any number of evaluations.
-pub struct Variables {
-    pub(crate) ctx: cel::Value,
-    event: cel::Value,
-    meta: cel::Value,
-    pub(crate) task: cel::Value,
+/// The values of an expression's variables. Each is converted when the first expression uses it.
+pub struct Variables<'a> {
+    ctx: &'a Value,
+    event: &'a Value,
+    converted_ctx: LazyValue<'a>,
+    converted_event: LazyValue<'a>,
+    meta: LazyValue<'a>,
+    task: LazyValue<'a>,
     now: i64,
 }
 
-impl Variables {
-    pub fn new(ctx: &Value, event: &Value, meta: &Value, task: &Value, now: i64) -> Variables {
-        Variables { ctx: to_cel(ctx), event: to_cel(event), meta: to_cel(meta), task: to_cel(task), now }
+type LazyValue<'a> = LazyCell<cel::Value, Box<dyn FnOnce() -> cel::Value + 'a>>;
+
+fn lazy<'a>(make: impl FnOnce() -> cel::Value + 'a) -> LazyValue<'a> {
+    LazyCell::new(Box::new(make))
+}
+
+impl<'a> Variables<'a> {
+    /// `meta` and `task` are called if an expression uses these variables.
+    pub fn new(
+        ctx: &'a Value,
+        event: &'a Value,
+        meta: impl FnOnce() -> Value + 'a,
+        task: impl FnOnce() -> Value + 'a,
+        now: i64,
+    ) -> Variables<'a> {
+        Variables {
+            ctx,
+            event,
+            converted_ctx: lazy(|| to_cel(ctx)),
+            converted_event: lazy(|| to_cel(event)),
+            meta: lazy(|| to_cel(&meta())),
+            task: lazy(|| to_cel(&task())),
+            now,
+        }
+    }
+
+    fn value(&self, name: &str) -> cel::Value {
+        match name {
+            "ctx" => self.converted_ctx.clone(),
+            "event" => self.converted_event.clone(),
+            "meta" => self.meta.clone(),
+            "task" => self.task.clone(),
+            _ => cel::Value::Int(self.now),
+        }
+    }
+
+    /// Returns the value at a path, if it is there and CEL would return it unchanged.
+    fn at(&self, path: &[String]) -> Option<&Value> {
+        let (root, fields) = path.split_first()?;
+        let root = if root == "ctx" { self.ctx } else { self.event };
+        let found = fields.iter().try_fold(root, |value, field| value.as_object()?.get(field))?;
+        is_same_in_cel(found).then_some(found)
+    }
+}
+
+/// Returns whether a value stays the same if it is converted to CEL and back.
+fn is_same_in_cel(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_i64() || number.is_f64(),
+        Value::Array(items) => items.iter().all(is_same_in_cel),
+        Value::Object(entries) => entries.values().all(is_same_in_cel),
+        Value::Null | Value::Bool(_) | Value::String(_) => true,
     }
 }
 
@@ -70,7 +127,7 @@ impl Expression {
             return Err(format!("an expression may have at most {MAX_SIGNS} operators, this one has {signs}"));
         }
         let syntax = parse(source).map_err(|first| format!("\"{source}\" is not a valid expression: {first}"))?;
-        let expression = Expression { source: source.to_owned(), syntax, place: Place::default() };
+        let expression = Expression::of(source, syntax);
         // Evaluation recurses too, and a chain such as `a.b.c` nests without brackets.
         if depth(&expression.syntax) > MAX_DEPTH {
             return Err(format!("an expression may be nested at most {MAX_DEPTH} deep"));
@@ -80,6 +137,22 @@ impl Expression {
             return Err(format!("all, exists, map and filter may be nested at most {MAX_COMPREHENSIONS} deep"));
         }
         Ok(expression)
+    }
+
+    fn of(source: &str, syntax: IdedExpr) -> Expression {
+        let (mut uses, mut has_fingerprint, mut open) = (Vec::new(), false, vec![&syntax]);
+        while let Some(part) = open.pop() {
+            match &part.expr {
+                Expr::Ident(name) => uses.extend(VARIABLES.iter().find(|known| *known == name)),
+                Expr::Call(call) => has_fingerprint |= call.func_name == "fingerprint",
+                _ => {}
+            }
+            for_each_part(part, &mut |inner| open.push(inner));
+        }
+        uses.sort_unstable();
+        uses.dedup();
+        let path = path(&syntax);
+        Expression { source: source.to_owned(), syntax, place: Place::default(), uses, has_fingerprint, path }
     }
 
     /// Notes where the expression was written.
@@ -109,23 +182,26 @@ impl Expression {
     }
 
     /// Evaluates the expression.
-    pub fn evaluate(&self, variables: &Variables) -> Result<Value, String> {
+    pub fn evaluate(&self, variables: &Variables<'_>) -> Result<Value, String> {
+        if let Some(value) = self.path.as_ref().and_then(|path| variables.at(path)) {
+            return Ok(value.clone());
+        }
         let mut context = Context::with_env(ENVIRONMENT.clone());
-        context.add_variable_from_value("ctx", variables.ctx.clone());
-        context.add_variable_from_value("event", variables.event.clone());
-        context.add_variable_from_value("meta", variables.meta.clone());
-        context.add_variable_from_value("task", variables.task.clone());
-        context.add_variable_from_value("now", variables.now);
+        for name in &self.uses {
+            context.add_variable_from_value(*name, variables.value(name));
+        }
         let fault = |error: &dyn fmt::Display| format!("\"{}\": {error}", self.source);
-        context
-            .add_function("fingerprint", |This(text): This<Arc<String>>| fingerprint(&text))
-            .map_err(|e| fault(&e))?;
+        if self.has_fingerprint {
+            context
+                .add_function("fingerprint", |This(text): This<Arc<String>>| fingerprint(&text))
+                .map_err(|e| fault(&e))?;
+        }
         let value = cel::Value::resolve(&self.syntax, &context).map_err(|error| fault(&error))?;
         value.json().map_err(|_| fault(&"the result has no form in JSON"))
     }
 
     /// Evaluates a guard. A guard must be true or false.
-    pub fn is_true(&self, variables: &Variables) -> Result<bool, String> {
+    pub fn is_true(&self, variables: &Variables<'_>) -> Result<bool, String> {
         match self.evaluate(variables)? {
             Value::Bool(result) => Ok(result),
             other => Err(format!("\"{}\" is {other}, not true or false", self.source)),
@@ -149,7 +225,7 @@ pub enum Template {
 }
 
 impl Template {
-    pub fn evaluate(&self, variables: &Variables) -> Result<Value, String> {
+    pub fn evaluate(&self, variables: &Variables<'_>) -> Result<Value, String> {
         match self {
             Template::Constant(value) => Ok(value.clone()),
             Template::Expression(expression) => expression.evaluate(variables),
@@ -246,6 +322,19 @@ fn depth(expression: &IdedExpr) -> usize {
     deepest
 }
 
+/// Returns the names in an expression that is a field of `ctx` or `event`, the variable first.
+fn path(expression: &IdedExpr) -> Option<Vec<String>> {
+    match &expression.expr {
+        Expr::Ident(name) if name == "ctx" || name == "event" => Some(vec![name.clone()]),
+        Expr::Select(select) if !select.test => {
+            let mut names = path(&select.operand)?;
+            names.push(select.field.clone());
+            Some(names)
+        }
+        _ => None,
+    }
+}
+
 /// Calls `visit` with every direct part of an expression.
 pub(crate) fn for_each_part<'a>(expr: &'a IdedExpr, visit: &mut dyn FnMut(&'a IdedExpr)) {
     match &expr.expr {
@@ -308,7 +397,7 @@ mod tests {
         let ctx = json!({"n": 3, "big": 9_007_199_254_740_993_i64, "tags": ["a", "b"], "ratio": 0.5});
         let event = json!({"log": "error 17 at 2026-01-01T10:00:00"});
         let task = json!({"counters": {"rounds": 2}});
-        let variables = Variables::new(&ctx, &event, &Value::Null, &task, 1_000);
+        let variables = Variables::new(&ctx, &event, || Value::Null, || task.clone(), 1_000);
         Expression::compile(source)?.evaluate(&variables)
     }
 
@@ -319,6 +408,19 @@ mod tests {
         assert_eq!(evaluate("ctx.tags.exists(tag, tag == 'b') && task.counters.rounds < 3"), Ok(json!(true)));
         assert_eq!(evaluate("now + 5"), Ok(json!(1_005)));
         assert_eq!(evaluate("{'a': ctx.ratio, 'b': has(ctx.missing)}"), Ok(json!({"a": 0.5, "b": false})));
+    }
+
+    #[test]
+    fn a_field_is_read_without_cel_and_gives_the_same_value() {
+        let ctx = json!({"a": {"b": [1, 2.5, null, "x", {"c": true}]}, "big": u64::MAX});
+        let variables = || Variables::new(&ctx, &ctx, || Value::Null, || Value::Null, 0);
+        for source in ["ctx.a", "event.a.b", "ctx", "ctx.big", "ctx.a.missing", "ctx.missing.b", "has(ctx.a)"] {
+            let fast = Expression::compile(source).unwrap();
+            let slow = Expression { path: None, ..Expression::compile(source).unwrap() };
+            assert_eq!(fast.evaluate(&variables()), slow.evaluate(&variables()), "{source}");
+        }
+        assert!(Expression::compile("event.a.b").unwrap().path.is_some_and(|path| path == ["event", "a", "b"]));
+        assert!(Expression::compile("has(ctx.a)").unwrap().path.is_none());
     }
 
     #[test]

@@ -580,15 +580,18 @@ CREATE TABLE faena.task_inbox (
     PRIMARY KEY (task, event_id)
 );
 
--- Jobs whose end a task waits for. state, epoch: the stay in a state that submitted the job.
+-- Jobs whose end a task waits for. state, epoch: the stay in a state that submitted the job. ended: the job has ended or was deleted,
+-- written with its end, and the task does not know it yet.
 CREATE TABLE faena.task_job (
     job   uuid PRIMARY KEY,
     task  uuid NOT NULL,
     name  text NOT NULL,
     state text NOT NULL,
-    epoch bigint NOT NULL
+    epoch bigint NOT NULL,
+    ended boolean NOT NULL DEFAULT false
 );
 CREATE INDEX task_job_task ON faena.task_job (task);
+CREATE INDEX task_job_ended ON faena.task_job (task) WHERE ended;
 
 -- --------------------------------------------------------------------------------------------------------------- events and outbox
 

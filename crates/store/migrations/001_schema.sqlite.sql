@@ -563,15 +563,18 @@ CREATE TABLE task_inbox (
     PRIMARY KEY (task, event_id)
 ) WITHOUT ROWID;
 
--- Jobs whose end a task waits for. state, epoch: the stay in a state that submitted the job.
+-- Jobs whose end a task waits for. state, epoch: the stay in a state that submitted the job. ended: the job has ended or was deleted,
+-- written with its end, and the task does not know it yet.
 CREATE TABLE task_job (
     job   BLOB PRIMARY KEY,
     task  BLOB NOT NULL,
     name  TEXT NOT NULL,
     state TEXT NOT NULL,
-    epoch INTEGER NOT NULL
+    epoch INTEGER NOT NULL,
+    ended INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX task_job_task ON task_job (task);
+CREATE INDEX task_job_ended ON task_job (job) WHERE ended = 1;
 
 -- --------------------------------------------------------------------------------------------------------------- events and outbox
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use faena_domain::{JobId, WorkerId};
+use faena_domain::{JobId, Timestamp, WorkerId};
 use tokio::sync::broadcast;
 
 use crate::{
@@ -94,12 +94,38 @@ pub enum Signal {
     Webhook,
     /// A schedule is due, or its due time has changed.
     Schedule,
-    /// A task waits for a time, or for the end of a job.
-    Task,
+    /// A task has a timer that is due at this time, and had none before it.
+    TaskDue(Timestamp),
+    /// A job has ended that a task waits for.
+    TaskJobEnded,
     /// An event was recorded.
     Event,
     /// Signals of other nodes may have been lost, so every loop checks.
     Missed,
+}
+
+impl Signal {
+    /// Adds the signal to others that are not sent yet, once, and of several due times the earliest. Returns whether it changed
+    /// them.
+    pub(crate) fn add_to(self, signals: &mut Vec<Signal>) -> bool {
+        let Signal::TaskDue(at) = self else {
+            let is_new = !signals.contains(&self);
+            if is_new {
+                signals.push(self);
+            }
+            return is_new;
+        };
+        let known = signals.iter_mut().find_map(|signal| match signal {
+            Signal::TaskDue(known) => Some(known),
+            _ => None,
+        });
+        match known {
+            Some(known) if *known <= at => return false,
+            Some(known) => *known = at,
+            None => signals.push(self),
+        }
+        true
+    }
 }
 
 /// Opens the database at `url`, and migrates it if `options` allow.

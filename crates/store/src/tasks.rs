@@ -35,7 +35,9 @@ pub trait TaskStore: Send + Sync + 'static {
     /// share one. The answer to an unknown task is `None`.
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>;
 
-    /// Fires the timers of up to `limit` due tasks, and tells tasks of up to `limit` ended jobs.
+    /// Tells tasks of up to `limit` ended jobs, and fires the timers of up to `limit` due tasks.
+    ///
+    /// The end of a job marks it in its own transaction, so jobs that have not ended cost nothing here.
     async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired>;
 
     /// Returns a task.
@@ -144,8 +146,6 @@ pub struct TasksFired {
     pub deadlines_missed: usize,
     /// When the next timer is due.
     pub next_at: Option<Timestamp>,
-    /// Whether a task waits for the end of a job.
-    pub has_jobs: bool,
 }
 
 /// A task with what the store knows about it.
@@ -265,6 +265,8 @@ impl MachineCache {
 pub struct ChangedTask {
     pub view: TaskView,
     pub definition: Arc<Definition>,
+    /// When it was due before the batch.
+    due_before: Option<Timestamp>,
     is_changed: bool,
 }
 
@@ -314,7 +316,8 @@ pub struct Batch {
 
 impl Batch {
     pub fn add(&mut self, id: TaskId, view: TaskView, definition: Arc<Definition>) {
-        self.tasks.insert(id, ChangedTask { view, definition, is_changed: false });
+        let due_before = view.task.due();
+        self.tasks.insert(id, ChangedTask { view, definition, due_before, is_changed: false });
     }
 
     /// Applies the inputs to the tasks in memory, and adds what to write to `plan`.
@@ -338,7 +341,7 @@ impl Batch {
             updated_at: now,
             task: new.first.task.clone(),
         };
-        let mut changed = ChangedTask { view, definition: new.definition.clone(), is_changed: true };
+        let mut changed = ChangedTask { view, definition: new.definition.clone(), due_before: None, is_changed: true };
         plan.add_step(new.id, &mut changed, new.first.clone(), &new.first.task.created_by, now);
         self.tasks.insert(new.id, changed);
         self.fail_jobs(&mut plan, now);
@@ -402,6 +405,15 @@ impl Batch {
         Some(answer)
     }
 
+    /// Returns the earliest time at which a task is due now and was not due before.
+    pub fn new_due(&self) -> Option<Timestamp> {
+        let due = self.tasks.values().filter(|task| task.is_changed).filter_map(|task| {
+            let due = task.view.task.due()?;
+            task.due_before.is_none_or(|before| due < before).then_some(due)
+        });
+        due.min()
+    }
+
     /// Returns the tasks that the batch has changed.
     pub fn changed(&self) -> impl Iterator<Item = (TaskId, &TaskView)> {
         self.tasks.iter().filter(|(_, task)| task.is_changed).map(|(id, task)| (*id, &task.view))
@@ -459,7 +471,8 @@ impl Plan {
         let JobRequest { name, state, epoch, .. } = request;
         let link = |job| TaskJob { job, task: id, name, state, epoch };
         match job {
-            Ok(job) => {
+            Ok(mut job) => {
+                job.options.task_id = Some(id);
                 self.links.push(link(job.id));
                 self.jobs.push(job);
             }

@@ -135,7 +135,7 @@ impl Engine {
                 Ok(schedules::run_once(&*e.store, &e.schedules, now).await?)
             }),
             Loop::intake("tasks", SCHEDULES, &self.wakeups.tasks, |e, now| async move {
-                Ok(tasks::run_once(&*e.store, now).await?)
+                Ok(tasks::run_once(&*e.store, &e.task_timer, now).await?)
             }),
             Loop::intake("promoter", FALLBACK, &self.wakeups.promoter, |e, now| async move {
                 Ok(promoter::run_once(&*e.store, now).await?)

@@ -57,6 +57,7 @@ pub struct Engine {
     pub workers: Arc<Workers>,
     pub(crate) local: LocalWorkers,
     pub schedules: Arc<Schedules>,
+    pub(crate) task_timer: tasks::TaskTimer,
     pub guardian: Guardian,
     pub events: Events,
     pub inputs: Inputs,
@@ -221,6 +222,7 @@ impl Engine {
                 pools: Pools::new(&config.pools),
             },
             schedules: Arc::default(),
+            task_timer: tasks::TaskTimer::default(),
             guardian: Guardian {
                 actions: guardian::ActionCounts::default(),
                 due_checks: guardian::DueChecks::default(),

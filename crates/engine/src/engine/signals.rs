@@ -38,7 +38,8 @@ impl Engine {
             Signal::ApiKeys => self.reload_api_keys().await,
             Signal::Webhook => self.wakeups.webhooks_changed(),
             Signal::Schedule => self.wakeups.schedules_changed(),
-            Signal::Task => self.wakeups.tasks_changed(),
+            Signal::TaskDue(at) if !self.task_timer.is_before(at) => {}
+            Signal::TaskDue(_) | Signal::TaskJobEnded => self.wakeups.tasks_changed(),
             Signal::Event => self.wake_event_loops(),
             Signal::Cancel(id) => {
                 if self.dispatch.in_flight.find(id).is_some() {

@@ -3,7 +3,6 @@
 use super::{Answer, MAX_DEFERRED, Run, check_schema, states::Stay};
 use crate::{
     definition::{StateIndex, Transition, Unexpected},
-    expression::Variables,
     task::{Event, Outcome, Status},
 };
 
@@ -24,8 +23,8 @@ impl<'a> Run<'a> {
     pub(super) fn seen(&mut self, event: &Event) {
         self.task.last_seen = self.task.last_seen.max(self.now);
         let progress = self.definition.events.get(&event.kind).and_then(|kind| kind.progress.as_ref());
-        if let Some(progress) = progress
-            && let Ok(value) = progress.evaluate(&self.variables(event))
+        let value = progress.and_then(|progress| progress.evaluate(&self.variables(event)).ok());
+        if let Some(value) = value
             && value != self.task.progress
         {
             self.task.progress = value;
@@ -35,9 +34,8 @@ impl<'a> Run<'a> {
 
     /// Offers an event to the active states, the innermost first.
     pub(super) fn offer(&mut self, event: &Event) -> Result<Answer, String> {
-        let variables = self.variables(event);
         let mut refusals = Vec::new();
-        let found = self.find(event, &variables, &mut refusals);
+        let found = self.find(event, &mut refusals);
         if let Some(approve) = found.and_then(|(_, transition)| transition.decision) {
             let (outcome, reason) = self.decide_by_event(event, approve)?;
             if outcome == Outcome::Ignored {
@@ -68,7 +66,7 @@ impl<'a> Run<'a> {
     /// Returns why no state handles a deferred event now.
     pub(super) fn refusals(&self, event: &Event) -> Vec<String> {
         let mut refusals = Vec::new();
-        let found = self.find(event, &self.variables(event), &mut refusals);
+        let found = self.find(event, &mut refusals);
         if found.is_some_and(|(_, transition)| transition.decision.is_some()) {
             refusals.push("an event that was deferred cannot decide about an approval; send it again".to_owned());
         }
@@ -78,16 +76,12 @@ impl<'a> Run<'a> {
         refusals
     }
 
-    fn find(
-        &self,
-        event: &Event,
-        variables: &Variables,
-        refusals: &mut Vec<String>,
-    ) -> Option<(StateIndex, &'a Transition)> {
+    fn find(&self, event: &Event, refusals: &mut Vec<String>) -> Option<(StateIndex, &'a Transition)> {
+        let variables = self.variables(event);
         for active in self.task.active.iter().rev() {
             let owner = self.definition.state(&active.state)?;
             for transition in self.definition.states[owner].transitions(&event.kind) {
-                match transition.guard.as_ref().map(|guard| (guard, guard.is_true(variables))) {
+                match transition.guard.as_ref().map(|guard| (guard, guard.is_true(&variables))) {
                     None | Some((_, Ok(true))) => return Some((owner, transition)),
                     Some((guard, Ok(false))) => refusals.push(format!("the condition \"{}\" is false", guard.source())),
                     Some((_, Err(error))) => refusals.push(error),
@@ -130,8 +124,7 @@ impl<'a> Run<'a> {
     pub(super) fn offer_deferred(&mut self) -> Result<(), String> {
         for position in 0..self.task.deferred.len() {
             let event = self.task.deferred[position].clone();
-            let variables = self.variables(&event);
-            let found = self.find(&event, &variables, &mut Vec::new());
+            let found = self.find(&event, &mut Vec::new());
             // Its sender had not seen what this approval is about.
             let found = found.filter(|(_, transition)| transition.decision.is_none());
             if let Some((owner, transition)) = found {

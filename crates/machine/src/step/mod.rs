@@ -8,7 +8,7 @@ mod states;
 mod timers;
 mod why;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, io, sync::Arc};
 
 use faena_domain::Timestamp;
 pub use fork::{HistoryPoint, fork};
@@ -380,9 +380,9 @@ impl<'a> Run<'a> {
         });
     }
 
-    fn variables(&self, event: &Event) -> Variables {
-        let meta = json!({"id": event.id, "type": event.kind, "at": event.at.as_ms(), "actor": event.actor});
-        Variables::new(&self.task.data, &event.payload, &meta, &self.task_variable(), self.now.as_ms())
+    fn variables<'s>(&'s self, event: &'s Event) -> Variables<'s> {
+        let meta = || json!({"id": event.id, "type": event.kind, "at": event.at.as_ms(), "actor": event.actor});
+        Variables::new(&self.task.data, &event.payload, meta, || self.task_variable(), self.now.as_ms())
     }
 
     /// What expressions see as `task`. Every counter is there, also before it counts.
@@ -419,9 +419,25 @@ fn check_schema(validator: &jsonschema::Validator, value: &Value, what: &str) ->
 }
 
 fn check_size(definition: &Definition, data: &Value) -> Result<(), String> {
-    let bytes = data.to_string().len();
+    let mut bytes = ByteCount(0);
+    serde_json::to_writer(&mut bytes, data).map_err(|error| error.to_string())?;
+    let ByteCount(bytes) = bytes;
     if bytes > definition.limits.context {
         return Err(format!("the task's data would have {bytes} bytes; the limit is {}", definition.limits.context));
     }
     Ok(())
+}
+
+/// Counts what is written to it.
+struct ByteCount(usize);
+
+impl io::Write for ByteCount {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

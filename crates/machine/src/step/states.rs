@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::{MAX_MOVES, Run, check_size};
 use crate::{
     definition::{Action, Ending, StateIndex},
-    expression::to_cel,
     task::{Active, Effect, Event, JobRequest, Outcome, Status, TimerKind},
 };
 
@@ -139,35 +138,37 @@ impl<'a> Run<'a> {
         if actions.is_empty() {
             return Ok(Vec::new());
         }
-        let mut variables = self.variables(event);
         let mut done = Vec::new();
         for action in actions {
             match action {
                 Action::Set(values) => {
-                    let computed: Result<Vec<(String, Value)>, String> = values
+                    let variables = self.variables(event);
+                    let computed = values
                         .iter()
                         .map(|(key, template)| Ok((key.clone(), template.evaluate(&variables)?)))
-                        .collect();
-                    for (key, value) in computed? {
+                        .collect::<Result<Vec<(String, Value)>, String>>()?;
+                    drop(variables);
+                    for (key, value) in computed {
                         done.push(format!("set {key}"));
                         self.changed.insert(key.clone());
                         self.task.data[key] = value;
                     }
                     check_size(self.definition, &self.task.data)?;
-                    variables.ctx = to_cel(&self.task.data);
                 }
                 Action::Emit { event: name, data } => {
                     done.push(format!("emit {name}"));
-                    self.effects.push(Effect::Emit { event: name.clone(), payload: data.evaluate(&variables)? });
+                    let payload = data.evaluate(&self.variables(event))?;
+                    self.effects.push(Effect::Emit { event: name.clone(), payload });
                 }
                 Action::Job(job) => {
                     done.push(format!("job {}", job.name));
+                    let payload = job.payload.evaluate(&self.variables(event))?;
                     self.effects.push(Effect::Job(JobRequest {
                         name: job.name.clone(),
                         state: stay.state.clone(),
                         epoch: stay.epoch,
                         job_type: job.job_type.clone(),
-                        payload: job.payload.evaluate(&variables)?,
+                        payload,
                         options: job.options.clone(),
                     }));
                 }

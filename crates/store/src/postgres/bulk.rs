@@ -206,7 +206,7 @@ async fn act_on(client: &Object, job: Acting<'_>, after_commit: &mut AfterCommit
             change::retry_in(client, shard, id, retried_by(None), now).await?;
         }
         BulkAction::Delete => {
-            change::delete_in(client, shard, id).await?;
+            after_commit.signals.extend(change::delete_in(client, shard, id).await?);
             after_commit.ended.push(id);
         }
     }

@@ -426,12 +426,14 @@ pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.delete", id, json!({}));
     let result = audit::with(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
-    client.end(result).await?;
+    let signals = client.end(result).await?;
+    shared.signal(signals);
     // Jobs that wait for it will never see it complete.
     dependents::release_dependents(shared, &[id], now).await
 }
 
-pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
+/// Returns the signals to send after the commit.
+pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<Vec<Signal>> {
     let found = lock(client, id).await?;
     if found.state.is_in_flight() {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });
@@ -446,18 +448,20 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<()> {
             &[&found.lane, &id.0],
         )
         .await?;
-    remove(client, &[id.0]).await?;
+    let signals = remove(client, &[id.0]).await?;
     // Late reports about it must be checked one by one.
     client.execute("UPDATE faena.claim SET check_each = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
     deltas.removed(found.lane, Tally::of(found.state), 1);
-    apply(client, shard, &deltas).await
+    apply(client, shard, &deltas).await?;
+    Ok(signals)
 }
 
-/// Deletes everything that belongs to finished jobs besides their row in `done` or `ended`.
-pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
+/// Deletes everything that belongs to finished jobs besides their row in `done` or `ended`. Returns the signals to send after
+/// the commit.
+pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<Vec<Signal>> {
     let removed: Vec<(Uuid, JobExit)> = ids.iter().map(|id| (*id, JobExit::Deleted)).collect();
-    clean_up(client, &removed).await?;
+    let signals = clean_up(client, &removed).await?;
     webhooks::remove(client, ids).await?;
     let rows =
         client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&ids]).await?;
@@ -498,5 +502,5 @@ pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<()> {
     for table in ["attempt", "job_log", "step", "progress", "job"] {
         client.execute(&format!("DELETE FROM faena.{table} WHERE id = ANY($1)"), &[&ids]).await?;
     }
-    Ok(())
+    Ok(signals)
 }

@@ -1,4 +1,5 @@
-//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written.
+//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written,
+//! tasks that wait for them continue.
 
 use std::collections::HashSet;
 
@@ -15,8 +16,8 @@ use crate::{
     sql::sql,
 };
 
-/// Deletes the rows that the fast path does not know, writes the webhooks of finished jobs, and returns the signals to send
-/// after the commit.
+/// Deletes the rows that the fast path does not know, writes the webhooks of finished jobs, marks that tasks can continue, and
+/// returns the signals to send after the commit.
 ///
 /// Rows in `done` or `ended` must exist. A requeued job can expire again: its expiry may have passed while it ran.
 ///
@@ -37,12 +38,16 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
     let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut webhooks = Vec::new();
+    let mut of_tasks = Vec::new();
     let mut keys_in_flight: (Vec<i64>, Vec<Uuid>) = Default::default();
     for row in &rows {
         let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
         let finished = finished.contains(&id);
         if options.webhook_url.is_some() && jobs.contains(&(id, JobExit::Finished)) {
             webhooks.push((id, options.clone()));
+        }
+        if finished && options.task_id.is_some() {
+            of_tasks.push(id);
         }
         if let Some(key) = &options.concurrency_key {
             keys_in_flight.0.push(key_number(key));
@@ -97,6 +102,12 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
     if !webhooks.is_empty() {
         webhooks::create(client, webhooks).await?;
         signals.push(Signal::Webhook);
+    }
+    if !of_tasks.is_empty() {
+        let sql = "UPDATE faena.task_job SET ended = true WHERE job = ANY($1) AND NOT ended";
+        if client.execute(sql, &[&of_tasks]).await? > 0 {
+            signals.push(Signal::TaskJobEnded);
+        }
     }
     Ok(signals)
 }

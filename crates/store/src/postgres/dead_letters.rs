@@ -52,7 +52,8 @@ pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Res
         change::delete_in(&client, shared.own_shard(), id).await
     };
     let result = audit::with(&client, entry, now, work).await;
-    client.end(result).await?;
+    let signals = client.end(result).await?;
+    shared.signal(signals);
     dependents::release_dependents(shared, &[id], now).await
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use deadpool_postgres::Pool;
-use faena_domain::{JobId, WorkerId, error_chain};
+use faena_domain::{JobId, Timestamp, WorkerId, error_chain};
 use futures_util::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::{
@@ -90,8 +90,7 @@ impl Notifier {
         let _ = self.0.local.send(signal);
         if self.0.has_company.load(Ordering::Relaxed) {
             let mut outbox = self.0.outbox.lock();
-            if outbox.len() < OUTBOX && !outbox.contains(&signal) {
-                outbox.push(signal);
+            if outbox.len() < OUTBOX && signal.add_to(&mut outbox) {
                 self.0.wake.notify_one();
             }
         }
@@ -245,7 +244,8 @@ fn word(signal: Signal) -> String {
         Signal::ApiKeys => "p".into(),
         Signal::Webhook => "h".into(),
         Signal::Schedule => "s".into(),
-        Signal::Task => "t".into(),
+        Signal::TaskDue(at) => format!("d{}", at.as_ms()),
+        Signal::TaskJobEnded => "t".into(),
         Signal::Event => "e".into(),
         Signal::Missed => "a".into(),
     }
@@ -262,7 +262,8 @@ fn parse(word: &str) -> Option<Signal> {
         ("p", "") => Some(Signal::ApiKeys),
         ("h", "") => Some(Signal::Webhook),
         ("s", "") => Some(Signal::Schedule),
-        ("t", "") => Some(Signal::Task),
+        ("d", at) => at.parse().ok().map(|ms| Signal::TaskDue(Timestamp::from_ms(ms))),
+        ("t", "") => Some(Signal::TaskJobEnded),
         ("e", "") => Some(Signal::Event),
         ("a", "") => Some(Signal::Missed),
         _ => None,
@@ -285,13 +286,14 @@ mod tests {
             Signal::ApiKeys,
             Signal::Webhook,
             Signal::Schedule,
-            Signal::Task,
+            Signal::TaskDue(Timestamp::from_ms(1_700_000_000_000)),
+            Signal::TaskJobEnded,
             Signal::Event,
             Signal::Missed,
         ] {
             assert_eq!(parse(&word(signal)), Some(signal));
         }
-        for noise in ["", "r", "x1", "rx", "cnoid", "w1", "k", "é"] {
+        for noise in ["", "r", "x1", "rx", "cnoid", "w1", "k", "d", "dx", "é"] {
             assert_eq!(parse(noise), None, "{noise}");
         }
     }

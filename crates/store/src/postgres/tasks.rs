@@ -115,7 +115,8 @@ impl TaskStore for Postgres {
 #[derive(Default)]
 pub struct AfterCommit {
     put: submit::NestedSubmission,
-    has_tasks: bool,
+    /// The earliest time at which a task is due now and was not due before.
+    new_due: Option<Timestamp>,
     has_events: bool,
     deadlines_missed: usize,
 }
@@ -123,9 +124,7 @@ pub struct AfterCommit {
 impl AfterCommit {
     pub fn send(self, shared: &Shared) {
         self.put.signal(shared);
-        if self.has_tasks {
-            shared.signal([Signal::Task]);
-        }
+        shared.signal(self.new_due.map(Signal::TaskDue));
         if self.has_events {
             shared.signal([Signal::Event]);
         }
@@ -179,7 +178,7 @@ pub async fn create_in(
     if let Some(entry) = &new.audit {
         audit::add(client, entry, now).await?;
     }
-    after_commit.has_tasks = true;
+    after_commit.new_due = batch.new_due();
     write(shared, client, plan, lanes, after_commit, now).await.map(|_| ())
 }
 
@@ -325,7 +324,7 @@ pub async fn apply_to(
             )
             .await?;
         client.execute(&statement, &columns.parameters()).await?;
-        after_commit.has_tasks = columns.due_at.iter().any(Option::is_some);
+        after_commit.new_due = after_commit.new_due.into_iter().chain(batch.new_due()).min();
     }
     write(shared, client, plan, lanes, after_commit, now).await
 }
@@ -375,7 +374,6 @@ async fn write(
     if !plan.jobs.is_empty() {
         events::set_actor(client, TASKS).await?;
         after_commit.put.jobs(client, shared.own_shard(), plan.jobs, lanes, now).await?;
-        after_commit.has_tasks = true;
     }
     write_links(client, &plan.links).await?;
     if !plan.events.is_empty() {
@@ -444,46 +442,66 @@ async fn put_events(client: &Object, given: &[TaskEvent], now: Timestamp) -> Res
     Ok(())
 }
 
+/// Tells tasks about ended jobs, then fires timers. Two transactions: this one locks due tasks in no order, without waiting, and must
+/// not hold them while the other waits for its tasks.
 async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<TasksFired> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let told = tell_of_jobs(shared, limit, now).await?;
+    let fired = fire_timers(shared, limit, now).await?;
+    let deadlines_missed = told.deadlines_missed + fired.deadlines_missed;
+    Ok(TasksFired { jobs: told.jobs, deadlines_missed, ..fired })
+}
+
+async fn tell_of_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Result<TasksFired> {
     let client = shared.begin().await?;
     let mut after_commit = AfterCommit::default();
-    let result = fire_in(shared, &client, limit, &mut after_commit, now).await;
+    let result = async {
+        let inputs = ended_jobs(&client, limit, now).await?;
+        let jobs = inputs.len();
+        if jobs > 0 {
+            apply_in(shared, &client, &[(inputs, now)], &mut after_commit).await?;
+        }
+        Ok(jobs)
+    };
+    let result = result.await;
+    let jobs = client.end(result).await?;
+    let deadlines_missed = after_commit.deadlines_missed;
+    after_commit.send(shared);
+    Ok(TasksFired { jobs, deadlines_missed, ..TasksFired::default() })
+}
+
+async fn fire_timers(shared: &Shared, limit: i64, now: Timestamp) -> Result<TasksFired> {
+    let client = shared.begin().await?;
+    let mut after_commit = AfterCommit::default();
+    let result = fire_timers_in(shared, &client, limit, &mut after_commit, now).await;
     let fired = client.end(result).await?;
     let deadlines_missed = after_commit.deadlines_missed;
     after_commit.send(shared);
     Ok(TasksFired { deadlines_missed, ..fired })
 }
 
-async fn fire_in(
+async fn fire_timers_in(
     shared: &Shared,
     client: &Object,
-    limit: usize,
+    limit: i64,
     after_commit: &mut AfterCommit,
     now: Timestamp,
 ) -> Result<TasksFired> {
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     // Another node that fires at the same time takes other tasks.
     let statement = client
         .prepare_cached("SELECT id FROM faena.task WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED")
         .await?;
     let due: Vec<Uuid> =
         client.query(&statement, &[&now.as_ms(), &limit]).await?.iter().map(|row| row.get(0)).collect();
-    let jobs = ended_jobs(client, limit, now).await?;
-    let (tasks, ended) = (due.len(), jobs.len());
-    let timers = due.into_iter().map(|id| TaskInput { task: TaskId(id), input: Input::Timers });
-    let inputs: Vec<TaskInput> = jobs.into_iter().chain(timers).collect();
-    if !inputs.is_empty() {
+    let tasks = due.len();
+    let inputs: Vec<TaskInput> =
+        due.into_iter().map(|id| TaskInput { task: TaskId(id), input: Input::Timers }).collect();
+    if tasks > 0 {
         apply_in(shared, client, &[(inputs, now)], after_commit).await?;
     }
-    let statement = client
-        .prepare_cached(
-            "SELECT (SELECT min(due_at) FROM faena.task WHERE due_at IS NOT NULL), EXISTS (SELECT FROM faena.task_job)",
-        )
-        .await?;
-    let row = client.query_one(&statement, &[]).await?;
-    let next_at: Option<i64> = row.get(0);
-    let next_at = next_at.map(Timestamp::from_ms);
-    Ok(TasksFired { tasks, jobs: ended, next_at, has_jobs: row.get(1), ..TasksFired::default() })
+    let statement = client.prepare_cached("SELECT min(due_at) FROM faena.task WHERE due_at IS NOT NULL").await?;
+    let next_at: Option<i64> = client.query_one(&statement, &[]).await?.get(0);
+    Ok(TasksFired { tasks, next_at: next_at.map(Timestamp::from_ms), ..TasksFired::default() })
 }
 
 const ENDED_JOBS: &str = sql!(
@@ -493,8 +511,7 @@ const ENDED_JOBS: &str = sql!(
          LEFT JOIN faena.job j ON j.id = t.job
          LEFT JOIN faena.done d ON d.lane = j.lane AND d.id = j.id
          LEFT JOIN faena.ended e ON e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id
-         WHERE j.id IS NULL OR d.id IS NOT NULL OR e.id IS NOT NULL
-         ORDER BY t.task LIMIT $1 FOR UPDATE OF t SKIP LOCKED) AS f
+         WHERE t.ended ORDER BY t.task LIMIT $1 FOR UPDATE OF t SKIP LOCKED) AS f
      WHERE t.job = f.job
      RETURNING t.job, t.task, t.name, t.state, t.epoch, f.completed, f.result, f.error, f.reason"
 );

@@ -1,4 +1,5 @@
-//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written.
+//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written,
+//! tasks that wait for them continue.
 
 use faena_domain::JobId;
 
@@ -9,7 +10,8 @@ use crate::{
     plan::{KeyKind, key_number},
 };
 
-/// Deletes the rows that only some jobs have (start, cancel request, keys, expiry), and writes the webhook of a finished job.
+/// Deletes the rows that only some jobs have (start, cancel request, keys, expiry), writes the webhook of a finished job, and marks
+/// that a task can continue.
 ///
 /// The row of a finished job in `done` or `ended` must exist, because the webhook reads it. A requeued job gets its expiry back:
 /// that row is deleted if its time passes during a run.
@@ -24,6 +26,12 @@ pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
         && let Some(url) = options.webhook_url.clone()
     {
         webhooks::create(tx, lane, id, url, &options)?;
+    }
+    if terminal && options.task_id.is_some() {
+        let sql = "UPDATE task_job SET ended = 1 WHERE job = ? AND ended = 0";
+        if tx.connection.prepare_cached(sql)?.execute([id.0])? > 0 {
+            tx.signal(Signal::TaskJobEnded);
+        }
     }
     if terminal && let Some(key) = options.unique_key {
         tx.connection.prepare_cached("DELETE FROM job_key WHERE kind = ? AND key = ? AND id = ?")?.execute((

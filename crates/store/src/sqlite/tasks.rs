@@ -123,6 +123,7 @@ pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
             insert.execute((tag, id.0))?;
         }
     }
+    signal_due(tx, &batch);
     if let Some(entry) = &new.audit {
         audit::add(tx, entry, now)?;
     }
@@ -147,10 +148,13 @@ fn write_task<const N: usize>(tx: &Tx, sql: &str, id: TaskId, view: &TaskView, e
     ];
     let all = columns.into_iter().chain(extra).chain([Value::Blob(id.0.as_bytes().to_vec())]);
     tx.connection.prepare_cached(sql)?.execute(params_from_iter(all))?;
-    if task.due().is_some() {
-        tx.signal(Signal::Task);
-    }
     Ok(())
+}
+
+fn signal_due(tx: &Tx, batch: &Batch) {
+    if let Some(at) = batch.new_due() {
+        tx.signal(Signal::TaskDue(at));
+    }
 }
 
 /// Applies inputs. Returns the answers, and how many deadlines were missed.
@@ -188,6 +192,7 @@ pub fn apply_to(
              WHERE id = ?10";
         write_task(tx, sql, id, view, [])?;
     }
+    signal_due(tx, &batch);
     let deadlines_missed = plan.deadlines_missed();
     write(tx, plan, now).map(|answers| (answers, deadlines_missed))
 }
@@ -218,7 +223,6 @@ fn write(tx: &Tx, plan: Plan, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>
     }
     if !plan.jobs.is_empty() {
         events::with_actor(tx, TASKS, |tx| submit(tx, plan.jobs, now).map(|_| ()))?;
-        tx.signal(Signal::Task);
     }
     let mut insert =
         tx.connection.prepare_cached("INSERT INTO task_job (job, task, name, state, epoch) VALUES (?, ?, ?, ?, ?)")?;
@@ -277,9 +281,8 @@ fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<TasksFired> {
         .connection
         .prepare_cached("SELECT min(due_at) FROM task WHERE due_at IS NOT NULL")?
         .query_row([], |row| row.get(0))?;
-    let has_jobs = tx.connection.prepare_cached("SELECT 1 FROM task_job LIMIT 1")?.exists([])?;
     let next_at = next_at.map(Timestamp::from_ms);
-    Ok(TasksFired { tasks, jobs: ended, deadlines_missed, next_at, has_jobs })
+    Ok(TasksFired { tasks, jobs: ended, deadlines_missed, next_at })
 }
 
 const ENDED_JOBS: &str = sql!(
@@ -288,8 +291,7 @@ const ENDED_JOBS: &str = sql!(
          LEFT JOIN job j ON j.id = t.job
          LEFT JOIN done d ON d.lane = j.lane AND d.id = j.id
          LEFT JOIN ended e ON e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id
-         WHERE j.id IS NULL OR d.id IS NOT NULL OR e.id IS NOT NULL
-         LIMIT ?"
+         WHERE t.ended = 1 LIMIT ?"
 );
 
 /// Takes the links of ended jobs, and returns what to tell their tasks.

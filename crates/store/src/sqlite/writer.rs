@@ -51,10 +51,7 @@ pub struct Tx<'a> {
 
 impl Tx<'_> {
     pub fn signal(&self, signal: Signal) {
-        let mut signals = self.signals.borrow_mut();
-        if !signals.contains(&signal) {
-            signals.push(signal);
-        }
+        signal.add_to(&mut self.signals.borrow_mut());
     }
 
     /// Returns how the calls of this transaction have changed a counter that is not written yet.

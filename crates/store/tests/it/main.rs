@@ -35,6 +35,7 @@ mod outbox;
 mod submits;
 mod support;
 mod task_operations;
+mod task_signals;
 mod tasks;
 mod times;
 mod usage;
@@ -85,6 +86,9 @@ behaviours! {
         a_migration_continues_where_another_node_stopped,
         tasks_are_counted_by_state,
         the_events_of_one_task_are_listed;
+    task_signals:
+        every_end_of_a_job_wakes_its_task,
+        only_an_earlier_due_time_is_announced;
     doctor_tasks:
         healthy_tasks_in_every_state_have_no_finding,
         a_task_without_its_timers_gets_them_again,
