@@ -533,7 +533,7 @@ CREATE TABLE faena.machine (
 );
 
 -- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: since when it is in the innermost. due_at: when its next timer fires; absent while it is paused and after its end.
--- approval: it waits for a decision. body: JSON, everything that the next step needs to know.
+-- approval: it waits for a decision. events: number of events that it has published, which numbers them. body: JSON, everything that the next step needs to know.
 CREATE TABLE faena.task (
     id          uuid PRIMARY KEY,
     machine     text NOT NULL,
@@ -548,6 +548,7 @@ CREATE TABLE faena.task (
     ended_at    bigint,
     due_at      bigint,
     approval    boolean NOT NULL,
+    events      bigint NOT NULL,
     body        text NOT NULL
 );
 CREATE INDEX task_due ON faena.task (due_at) WHERE due_at IS NOT NULL;
@@ -739,11 +740,9 @@ END $$;
 
 -- Records a batch of events that match a subscription and queues them for the sinks that want them. The row of a subject in event_head
 -- stays locked until the commit, so its next event gets a later sequence and a later position.
--- given_ids: the ids of the events; new ones if absent. always: records them without a subscription too. What a task publishes must
--- still be there for a service that connects later.
+-- Tasks write their events themselves: the row of a task is locked, and numbers its events.
 CREATE FUNCTION faena.put_events(
-    types text[], subjects uuid[], ats bigint[], correlations text[], actors text[], traceparents text[], datas text[],
-    given_ids uuid[] DEFAULT NULL, always boolean DEFAULT false) RETURNS void
+    types text[], subjects uuid[], ats bigint[], correlations text[], actors text[], traceparents text[], datas text[]) RETURNS void
 LANGUAGE plpgsql SET enable_hashjoin = on SET enable_sort = on AS $$
 BEGIN
     PERFORM faena.announce_events();
@@ -751,12 +750,12 @@ BEGIN
     PERFORM FROM faena.event_head WHERE subject = ANY(subjects) ORDER BY subject FOR UPDATE;
     WITH wanted AS MATERIALIZED (
         SELECT g.*, row_number() OVER (PARTITION BY g.subject ORDER BY g.n) AS step
-        FROM unnest(types, subjects, ats, correlations, actors, traceparents, datas, given_ids)
-             WITH ORDINALITY AS g(type, subject, at, correlation, actor, traceparent, data, given_id, n)
-        WHERE always OR EXISTS (SELECT FROM faena.subscription_pattern p WHERE g.type LIKE p.pattern)),
+        FROM unnest(types, subjects, ats, correlations, actors, traceparents, datas)
+             WITH ORDINALITY AS g(type, subject, at, correlation, actor, traceparent, data, n)
+        WHERE EXISTS (SELECT FROM faena.subscription_pattern p WHERE g.type LIKE p.pattern)),
     put AS (
         INSERT INTO faena.event (id, type, subject, sequence, at, correlation, actor, traceparent, data)
-        SELECT coalesce(w.given_id, gen_random_uuid()), w.type, w.subject, h.sequence + w.step, w.at, w.correlation, w.actor, w.traceparent, w.data
+        SELECT gen_random_uuid(), w.type, w.subject, h.sequence + w.step, w.at, w.correlation, w.actor, w.traceparent, w.data
         FROM wanted w JOIN faena.event_head h ON h.subject = w.subject ORDER BY w.n
         RETURNING position, type, subject),
     queued AS (

@@ -516,7 +516,7 @@ CREATE TABLE machine (
 ) WITHOUT ROWID;
 
 -- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: since when it is in the innermost. due_at: when its next timer fires; absent while it is paused and after its end.
--- approval: it waits for a decision. body: JSON, everything that the next step needs to know.
+-- approval: it waits for a decision. events: number of events that it has published, which numbers them. body: JSON, everything that the next step needs to know.
 CREATE TABLE task (
     id          BLOB PRIMARY KEY,
     machine     TEXT NOT NULL,
@@ -531,6 +531,7 @@ CREATE TABLE task (
     ended_at    INTEGER,
     due_at      INTEGER,
     approval    INTEGER NOT NULL,
+    events      INTEGER NOT NULL,
     body        TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX task_due ON task (due_at) WHERE due_at IS NOT NULL;

@@ -14,7 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{AuditEntry, Result, StoreError, TaskFigures, TaskMeasures};
+pub use crate::task_rows::{COLUMNS, TaskColumns, TaskRow, status_text, tags_text, to_text};
+use crate::{
+    AuditEntry, Result, StoreError, TaskFigures, TaskMeasures,
+    task_rows::{Metadata, Published, StateChanged},
+};
 
 /// Machines and tasks.
 #[async_trait]
@@ -157,6 +161,8 @@ pub struct TaskView {
     pub correlation: String,
     pub tags: Vec<String>,
     pub updated_at: Timestamp,
+    /// Number of events that it has published. The events are numbered by it.
+    pub events: u64,
     pub task: Task,
 }
 
@@ -204,39 +210,6 @@ pub struct StateCount {
     pub tasks: u64,
 }
 
-pub const COLUMNS: &str = "id, machine, version, title, correlation, tags, updated_at, body";
-
-/// A row of `task`, before its body is parsed.
-pub struct TaskRow {
-    pub id: Uuid,
-    pub machine: String,
-    pub version: u32,
-    pub title: Option<String>,
-    pub correlation: String,
-    /// JSON, absent: none.
-    pub tags: Option<String>,
-    pub updated_at: i64,
-    pub body: String,
-}
-
-impl TaskRow {
-    pub fn view(self) -> Result<TaskView> {
-        let task = serde_json::from_str(&self.body)
-            .map_err(|error| StoreError::Internal(format!("task {} is not readable: {error}", self.id).into()))?;
-        let tags = self.tags.and_then(|tags| serde_json::from_str(&tags).ok()).unwrap_or_default();
-        let Self { machine, version, title, correlation, .. } = self;
-        Ok(TaskView {
-            machine,
-            version,
-            title,
-            correlation,
-            tags,
-            updated_at: Timestamp::from_ms(self.updated_at),
-            task,
-        })
-    }
-}
-
 /// The definitions that this process has read. They never change.
 #[derive(Default)]
 pub struct MachineCache(RwLock<HashMap<(String, u32), Arc<Definition>>>);
@@ -265,9 +238,23 @@ impl MachineCache {
 pub struct ChangedTask {
     pub view: TaskView,
     pub definition: Arc<Definition>,
-    /// When it was due before the batch.
-    due_before: Option<Timestamp>,
+    /// The indexed columns before the batch. `None`: it is new.
+    before: Option<TaskColumns>,
+    /// Size of the stored body.
+    pub body_bytes: usize,
     is_changed: bool,
+}
+
+impl ChangedTask {
+    fn new(view: TaskView, definition: Arc<Definition>, before: Option<TaskColumns>) -> ChangedTask {
+        let is_changed = before.is_none();
+        ChangedTask { view, definition, before, body_bytes: 0, is_changed }
+    }
+
+    /// Returns whether the batch changes an indexed column. If not, only the body and its time change.
+    pub fn moves(&self) -> bool {
+        self.before.as_ref() != Some(&TaskColumns::of(&self.view))
+    }
 }
 
 /// What one batch of inputs changes.
@@ -290,6 +277,8 @@ pub struct TaskEvent {
     pub id: Uuid,
     pub kind: String,
     pub task: TaskId,
+    /// Its number among the events of the task.
+    pub sequence: u64,
     pub correlation: String,
     pub actor: String,
     pub data: String,
@@ -315,9 +304,11 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub fn add(&mut self, id: TaskId, view: TaskView, definition: Arc<Definition>) {
-        let due_before = view.task.due();
-        self.tasks.insert(id, ChangedTask { view, definition, due_before, is_changed: false });
+    /// `body_bytes`: the size of the stored body.
+    pub fn add(&mut self, id: TaskId, view: TaskView, definition: Arc<Definition>, body_bytes: usize) {
+        let before = TaskColumns::of(&view);
+        let task = ChangedTask { body_bytes, ..ChangedTask::new(view, definition, Some(before)) };
+        self.tasks.insert(id, task);
     }
 
     /// Applies the inputs to the tasks in memory, and adds what to write to `plan`.
@@ -329,9 +320,8 @@ impl Batch {
         }
     }
 
-    /// Returns what a new task writes.
-    pub fn plan_new(&mut self, new: &NewTask, now: Timestamp) -> Plan {
-        let mut plan = Plan::default();
+    /// Adds what a new task writes to `plan`.
+    pub fn plan_new(&mut self, plan: &mut Plan, new: &NewTask, now: Timestamp) {
         let view = TaskView {
             machine: new.definition.machine.clone(),
             version: new.definition.version,
@@ -339,13 +329,13 @@ impl Batch {
             correlation: new.correlation.clone(),
             tags: new.tags.clone(),
             updated_at: now,
+            events: 0,
             task: new.first.task.clone(),
         };
-        let mut changed = ChangedTask { view, definition: new.definition.clone(), due_before: None, is_changed: true };
+        let mut changed = ChangedTask::new(view, new.definition.clone(), None);
         plan.add_step(new.id, &mut changed, new.first.clone(), &new.first.task.created_by, now);
         self.tasks.insert(new.id, changed);
-        self.fail_jobs(&mut plan, now);
-        plan
+        self.fail_jobs(plan, now);
     }
 
     /// Refuses a planned job that cannot be submitted. Its task gets the failure at once, so that no other task waits for it.
@@ -401,7 +391,9 @@ impl Batch {
             changed.is_changed = true;
             changed.view.updated_at = now;
         }
+        let events = changed.view.events;
         plan.add_step(id, changed, applied, &actor, now);
+        changed.is_changed |= changed.view.events != events;
         Some(answer)
     }
 
@@ -409,14 +401,15 @@ impl Batch {
     pub fn new_due(&self) -> Option<Timestamp> {
         let due = self.tasks.values().filter(|task| task.is_changed).filter_map(|task| {
             let due = task.view.task.due()?;
-            task.due_before.is_none_or(|before| due < before).then_some(due)
+            let before = task.before.as_ref().and_then(|before| before.due_at);
+            before.is_none_or(|before| due.as_ms() < before).then_some(due)
         });
         due.min()
     }
 
     /// Returns the tasks that the batch has changed.
-    pub fn changed(&self) -> impl Iterator<Item = (TaskId, &TaskView)> {
-        self.tasks.iter().filter(|(_, task)| task.is_changed).map(|(id, task)| (*id, &task.view))
+    pub fn changed(&mut self) -> impl Iterator<Item = (TaskId, &mut ChangedTask)> {
+        self.tasks.iter_mut().filter(|(_, task)| task.is_changed).map(|(id, task)| (*id, task))
     }
 }
 
@@ -427,43 +420,59 @@ impl Plan {
     }
 
     fn add_step(&mut self, id: TaskId, changed: &mut ChangedTask, step: Step, actor: &str, now: Timestamp) {
-        let correlation = changed.view.correlation.clone();
-        let mut event = |kind: &str, payload: Value| {
-            let event_id = Uuid::now_v7();
-            let metadata = json!({"taskId": id, "traceId": event_id, "timestamp": now, "originator": ORIGINATOR});
-            self.events.push(TaskEvent {
-                id: event_id,
-                kind: kind.to_owned(),
-                task: id,
-                correlation: correlation.clone(),
-                actor: actor.to_owned(),
-                data: json!({"metadata": metadata, "payload": payload}).to_string(),
-            });
-        };
+        let view = &mut changed.view;
         for record in &step.records {
             if let Some(to) = &record.to {
                 let kind = if record.from.is_empty() { "task.created" } else { "task.state.changed" };
-                let payload = json!({
-                    "machine": changed.view.machine, "version": changed.view.version, "from": record.from, "to": to,
-                    "event": record.event, "reason": record.reason,
-                });
-                event(kind, payload);
+                let (machine, version) = (view.machine.clone(), view.version);
+                let payload = StateChanged {
+                    event: &record.event,
+                    from: &record.from,
+                    machine: &machine,
+                    reason: record.reason.as_deref(),
+                    to,
+                    version,
+                };
+                self.add_event(id, view, kind, &payload, actor, now);
             }
         }
-        let mut requests = Vec::new();
         for effect in step.effects {
             match effect {
-                Effect::Emit { event: kind, payload } => event(&kind, payload),
-                Effect::Notice { event: kind, data } if kind.starts_with("task.") => event(kind, data),
-                Effect::Notice { event: kind, data } => event(&format!("task.{kind}"), data),
-                Effect::Job(request) => requests.push(request),
+                Effect::Emit { event: kind, payload } => self.add_event(id, view, &kind, &payload, actor, now),
+                Effect::Notice { event: kind, data } if kind.starts_with("task.") => {
+                    self.add_event(id, view, kind, &data, actor, now);
+                }
+                Effect::Notice { event: kind, data } => {
+                    self.add_event(id, view, &format!("task.{kind}"), &data, actor, now);
+                }
+                Effect::Job(request) => self.add_job(id, &view.correlation, request),
             }
-        }
-        for request in requests {
-            self.add_job(id, &correlation, request);
         }
         self.records.extend(step.records.into_iter().map(|record| (id, record)));
         changed.view.task = step.task;
+    }
+
+    fn add_event(
+        &mut self,
+        id: TaskId,
+        view: &mut TaskView,
+        kind: &str,
+        payload: &impl Serialize,
+        actor: &str,
+        now: Timestamp,
+    ) {
+        let event_id = Uuid::now_v7();
+        let metadata = Metadata { originator: ORIGINATOR, task_id: id, timestamp: now, trace_id: event_id };
+        view.events += 1;
+        self.events.push(TaskEvent {
+            id: event_id,
+            kind: kind.to_owned(),
+            task: id,
+            sequence: view.events,
+            correlation: view.correlation.clone(),
+            actor: actor.to_owned(),
+            data: serde_json::to_string(&Published { metadata, payload }).expect("events are JSON"),
+        });
     }
 
     fn add_job(&mut self, id: TaskId, correlation: &str, request: JobRequest) {
@@ -479,11 +488,6 @@ impl Plan {
             Err(errors) => self.refused.push((link(JobId::new()), FieldError::join(&errors))),
         }
     }
-}
-
-/// Returns since when a task is in its innermost state.
-pub fn entered_at(task: &Task) -> Timestamp {
-    task.active.last().map_or(task.created_at, |active| active.since)
 }
 
 /// Returns the ids of the tasks that inputs are for, in a fixed order, so that two batches lock them in the same order.
@@ -560,27 +564,6 @@ pub fn version_conflict(definition: &Definition) -> StoreError {
         definition.machine, definition.version
     );
     StoreError::Conflict { message, existing_job: None }
-}
-
-/// Returns the name of a status in the database.
-pub fn status_text(status: Status) -> &'static str {
-    match status {
-        Status::Running => "running",
-        Status::Paused => "paused",
-        Status::Completed => "completed",
-        Status::Failed => "failed",
-        Status::Cancelled => "cancelled",
-    }
-}
-
-/// Returns tags as they are stored; none are absent.
-pub fn tags_text(tags: &[String]) -> Result<Option<String>> {
-    if tags.is_empty() { Ok(None) } else { to_text(&tags).map(Some) }
-}
-
-/// Writes a value as JSON.
-pub fn to_text(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| StoreError::Internal(error.to_string().into()))
 }
 
 /// Returns the audit entry of a new version.

@@ -68,7 +68,6 @@ const SCHEMA: &str = "
     CREATE INDEX task_state ON task (status, state);
     CREATE TABLE task_record (task {uuid}, sequence int8, record text, PRIMARY KEY (task, sequence)){tail};
     CREATE TABLE task_inbox (task {uuid}, event_id text, answer text, PRIMARY KEY (task, event_id)){tail};
-    CREATE TABLE event_head (subject {uuid} PRIMARY KEY, sequence int8){tail};
     CREATE TABLE event (position {serial}, id {uuid} UNIQUE, type text, subject {uuid}, sequence int8, at int8, actor text, data text);";
 
 /// The rows of a batch, as columns.
@@ -143,11 +142,6 @@ fn sqlite_event(connection: &rusqlite::Connection, rows: &EventRows, batch: &Bat
         &rows.answer,
     ))?;
     connection
-        .prepare_cached(
-            "INSERT INTO event_head VALUES (?, 1) ON CONFLICT (subject) DO UPDATE SET sequence = sequence + 1",
-        )?
-        .execute([task])?;
-    connection
         .prepare_cached("INSERT INTO event VALUES (NULL, ?, 'task.state.changed', ?, ?, ?, 'bench', ?)")?
         .execute((event, task, sequence, now, &rows.data))?;
     Ok(())
@@ -164,7 +158,6 @@ async fn postgres(url: &str, rows: &EventRows, events: usize) -> Result<f64> {
             &[&rows.body, &(TASKS as i64)],
         )
         .await?;
-    client.execute("INSERT INTO event_head SELECT id, 0 FROM task", &[]).await?;
     let all: Vec<Uuid> = client.query("SELECT id FROM task", &[]).await?.iter().map(|row| row.get(0)).collect();
     let loops = BareLoop::prepare(&client).await?;
     let started = Instant::now();
@@ -187,8 +180,7 @@ impl BareLoop {
              t AS (UPDATE task SET state = CASE n.sequence % 2 WHEN 0 THEN 'LEFT' ELSE 'RIGHT' END, updated_at = $5, due_at = $5, body = $6
                    FROM n WHERE id = n.task),
              r AS (INSERT INTO task_record SELECT task, sequence, $7 FROM n),
-             i AS (INSERT INTO task_inbox SELECT task, name, $8 FROM n),
-             h AS (UPDATE event_head h SET sequence = n.sequence FROM n WHERE h.subject = n.task)
+             i AS (INSERT INTO task_inbox SELECT task, name, $8 FROM n)
              INSERT INTO event (id, type, subject, sequence, at, actor, data)
              SELECT event, 'task.state.changed', task, sequence, $5, 'bench', $9 FROM n";
         Ok(BareLoop {

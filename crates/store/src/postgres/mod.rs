@@ -40,6 +40,7 @@ mod search;
 mod position;
 mod submit;
 mod task_lists;
+mod task_writes;
 mod tasks;
 mod usage;
 mod webhooks;
@@ -70,7 +71,9 @@ pub struct Postgres {
     shared: Arc<Shared>,
     submits: Batcher<submit::Call>,
     reports: Vec<Batcher<end::Call>>,
-    tasks: Batcher<tasks::Call>,
+    creates: Batcher<tasks::CreateCall>,
+    /// Each has the inputs of some tasks.
+    tasks: Vec<Batcher<tasks::Call>>,
     stop: CancellationToken,
 }
 
@@ -99,6 +102,8 @@ pub struct Shared {
 /// Number of submitting and of reporting connections.
 const SUBMITTERS: usize = 2;
 const REPORTERS: usize = 2;
+/// Number of connections that apply inputs to tasks: while one waits for its commit, the other plans.
+const TASK_WRITERS: usize = 2;
 /// Each end of a job with a key takes the lock of the key, and a server has room for 6 400 locks of all sessions by default.
 const MAX_KEYED_PER_CALL: usize = 250;
 
@@ -148,8 +153,12 @@ impl Postgres {
                 })
             })
             .collect();
-        let tasks = Batcher::start(shared.clone(), 1, 0, |shared, _, calls| Box::pin(tasks::run(shared, calls)));
-        Ok(Postgres { shared, submits, reports, tasks, stop })
+        let creates =
+            Batcher::start(shared.clone(), 1, 0, |shared, _, calls| Box::pin(tasks::run_creates(shared, calls)));
+        let tasks = (0..TASK_WRITERS)
+            .map(|_| Batcher::start(shared.clone(), 1, 0, |shared, _, calls| Box::pin(tasks::run(shared, calls))))
+            .collect();
+        Ok(Postgres { shared, submits, reports, creates, tasks, stop })
     }
 }
 
@@ -289,7 +298,10 @@ impl Store for Postgres {
 
     async fn close(&self) {
         self.submits.stop().await;
-        self.tasks.stop().await;
+        self.creates.stop().await;
+        for tasks in &self.tasks {
+            tasks.stop().await;
+        }
         for reporter in &self.reports {
             reporter.stop().await;
         }

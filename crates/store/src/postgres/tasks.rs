@@ -1,10 +1,10 @@
 //! Machines and tasks.
 
-use std::{collections::HashMap, time::Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
-use faena_domain::{JobId, TaskId, Timestamp};
+use faena_domain::{JobId, NewJob, TaskId, Timestamp};
 use faena_machine::{Input, Record};
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
@@ -12,11 +12,11 @@ use uuid::Uuid;
 use super::{
     Postgres, Shared, audit,
     batch::{Answer, Weight},
-    end::storable,
     events,
-    machines::{definition, from_version_number, machine, machines, register, version_number},
+    machines::{definition, from_version_number, machine, machines, register},
     submit::{self, lane_of},
     task_lists,
+    task_writes::{BEGIN, Frame, TaskWrites},
 };
 use crate::{
     LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError, StoredMachine,
@@ -24,10 +24,7 @@ use crate::{
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
-    tasks::{
-        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, entered_at, event_ids, job_end, status_text,
-        tags_text, task_ids, to_text,
-    },
+    tasks::{Batch, COLUMNS, JobEnd, Plan, TASKS, TaskJob, TaskRow, event_ids, job_end, task_ids},
 };
 
 #[async_trait]
@@ -51,12 +48,14 @@ impl TaskStore for Postgres {
     }
 
     async fn task_create(&self, task: NewTask, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| create(&self.shared, &task, now)).await
+        self.creates.call(|answer| CreateCall { task, now, answer }).await
     }
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
         let started = Instant::now();
-        let answers = self.tasks.call(|answer| Call { inputs, now, answer }).await?;
+        // Inputs of one task take the same batcher, so they keep their order and do not wait for each other's locks.
+        let writer = inputs.first().map_or(0, |input| usize::from(input.task.0.as_bytes()[15]) % self.tasks.len());
+        let answers = self.tasks[writer].call(|answer| Call { inputs, now, answer }).await?;
         self.shared.task_meter.count(&answers, started.elapsed());
         Ok(answers)
     }
@@ -122,6 +121,12 @@ pub struct AfterCommit {
 }
 
 impl AfterCommit {
+    fn add(&mut self, batch: &Batch, plan: &Plan) {
+        self.new_due = self.new_due.into_iter().chain(batch.new_due()).min();
+        self.has_events |= !plan.events.is_empty();
+        self.deadlines_missed += plan.deadlines_missed();
+    }
+
     pub fn send(self, shared: &Shared) {
         self.put.signal(shared);
         shared.signal(self.new_due.map(Signal::TaskDue));
@@ -131,15 +136,103 @@ impl AfterCommit {
     }
 }
 
-async fn create(shared: &Shared, new: &NewTask, now: Timestamp) -> Result<()> {
-    let client = shared.begin().await?;
+/// A task of one caller.
+pub struct CreateCall {
+    task: NewTask,
+    now: Timestamp,
+    answer: Answer<()>,
+}
+
+impl Weight for CreateCall {
+    fn weight(&self) -> usize {
+        1
+    }
+}
+
+/// Stores the tasks of all `calls` in one transaction. If that fails, each is stored alone, so that none fails because of another.
+pub async fn run_creates(shared: &Shared, calls: Vec<CreateCall>) {
+    let (tasks, answers): (Vec<TimedTask>, Vec<_>) =
+        calls.into_iter().map(|call| ((call.task, call.now), call.answer)).unzip();
+    let stored = shared.retrying(|| create(shared, &tasks)).await;
+    for (task, answer) in tasks.iter().zip(answers) {
+        let result = match &stored {
+            Err(StoreError::Unavailable(_)) | Ok(()) => stored.as_ref().copied().map_err(StoreError::clone_for_caller),
+            Err(error) if tasks.len() == 1 => Err(error.clone_for_caller()),
+            Err(_) => shared.retrying(|| create(shared, std::slice::from_ref(task))).await,
+        };
+        let _ = answer.send(result);
+    }
+}
+
+/// A task to store, with the time of its caller.
+type TimedTask = (NewTask, Timestamp);
+
+async fn create(shared: &Shared, tasks: &[TimedTask]) -> Result<()> {
+    let client = shared.client().await?;
     let mut after_commit = AfterCommit::default();
-    let result = create_in(shared, &client, new, &mut after_commit, now).await;
-    client.end(result).await?;
+    match create_all(shared, &client, tasks, &mut after_commit).await {
+        Ok(()) => client.return_to_pool(Ok(()))?,
+        Err(error) => return client.end(Err(error)).await,
+    }
     after_commit.send(shared);
     Ok(())
 }
 
+async fn create_all(
+    shared: &Shared,
+    client: &Object,
+    tasks: &[TimedTask],
+    after_commit: &mut AfterCommit,
+) -> Result<()> {
+    let mut planned = Planned::new(shared, tasks, after_commit).await?;
+    if planned.plan.jobs.is_empty() && tasks.iter().all(|(task, _)| task.audit.is_none()) {
+        return planned.writes.send(client, Frame::Whole).await;
+    }
+    client.batch_execute(BEGIN).await?;
+    planned.write_first(shared, client, tasks, after_commit).await?;
+    planned.writes.send(client, Frame::Last).await
+}
+
+/// What new tasks write.
+struct Planned {
+    plan: Plan,
+    lanes: Vec<LaneId>,
+    writes: TaskWrites,
+    now: Timestamp,
+}
+
+impl Planned {
+    async fn new(shared: &Shared, tasks: &[TimedTask], after_commit: &mut AfterCommit) -> Result<Planned> {
+        let (mut batch, mut plan) = (Batch::default(), Plan::default());
+        for (task, now) in tasks {
+            batch.plan_new(&mut plan, task, *now);
+        }
+        let now = tasks.iter().map(|(_, now)| *now).max().unwrap_or_default();
+        let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
+        let writes = TaskWrites::of_new(&mut batch, &plan, now)?;
+        after_commit.add(&batch, &plan);
+        Ok(Planned { plan, lanes, writes, now })
+    }
+
+    /// Writes what needs more than one statement: jobs, and entries in the audit log.
+    async fn write_first(
+        &mut self,
+        shared: &Shared,
+        client: &Object,
+        tasks: &[TimedTask],
+        after_commit: &mut AfterCommit,
+    ) -> Result<()> {
+        for (task, now) in tasks {
+            if let Some(entry) = &task.audit {
+                audit::add(client, entry, *now).await?;
+            }
+        }
+        let (jobs, lanes) = (std::mem::take(&mut self.plan.jobs), std::mem::take(&mut self.lanes));
+        submit_jobs(shared, client, jobs, lanes, after_commit, self.now).await
+    }
+}
+
+/// Stores a task in a transaction that goes on.
 pub async fn create_in(
     shared: &Shared,
     client: &Object,
@@ -147,88 +240,25 @@ pub async fn create_in(
     after_commit: &mut AfterCommit,
     now: Timestamp,
 ) -> Result<()> {
-    let mut batch = Batch::default();
-    let mut plan = batch.plan_new(new, now);
-    let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
-    let columns = TaskColumns::of(&batch)?;
-    let changed: Vec<&TaskView> = batch.changed().map(|(_, view)| view).collect();
-    let machines: Vec<&str> = changed.iter().map(|view| view.machine.as_str()).collect();
-    let titles: Vec<Option<String>> =
-        changed.iter().map(|view| view.title.as_deref().map(|title| storable(title).into_owned())).collect();
-    let correlations: Vec<String> = changed.iter().map(|view| storable(&view.correlation).into_owned()).collect();
-    let tags = changed
-        .iter()
-        .map(|view| Ok(tags_text(&view.tags)?.map(|tags| storable(&tags).into_owned())))
-        .collect::<Result<Vec<Option<String>>>>()?;
-    let mut parameters = columns.parameters().to_vec();
-    parameters.extend([&machines as &(dyn ToSql + Sync), &titles, &correlations, &tags]);
-    client
-        .execute(
-            "INSERT INTO faena.task (id, status, state, updated_at, ended_at, due_at, approval, body, version, entered_at, machine, title, correlation, tags)
-             SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[],
-                 $9::int4[], $10::int8[], $11::text[], $12::text[], $13::text[], $14::text[])",
-            &parameters,
-        )
-        .await?;
-    if !new.tags.is_empty() {
-        let tags: Vec<String> = new.tags.iter().map(|tag| storable(tag).into_owned()).collect();
-        let sql = "INSERT INTO faena.task_tag (tag, task) SELECT unnest($1::text[]), $2 ON CONFLICT DO NOTHING";
-        client.execute(sql, &[&tags, &new.id.0]).await?;
-    }
-    if let Some(entry) = &new.audit {
-        audit::add(client, entry, now).await?;
-    }
-    after_commit.new_due = batch.new_due();
-    write(shared, client, plan, lanes, after_commit, now).await.map(|_| ())
+    let tasks = [(new.clone(), now)];
+    let mut planned = Planned::new(shared, &tasks, after_commit).await?;
+    planned.write_first(shared, client, &tasks, after_commit).await?;
+    planned.writes.send(client, Frame::Inside).await
 }
 
-/// The changing columns of the tasks of a batch.
-#[derive(Default)]
-struct TaskColumns {
-    ids: Vec<Uuid>,
-    statuses: Vec<&'static str>,
-    states: Vec<String>,
-    updated_at: Vec<i64>,
-    ended_at: Vec<Option<i64>>,
-    due_at: Vec<Option<i64>>,
-    approvals: Vec<bool>,
-    bodies: Vec<String>,
-    versions: Vec<i32>,
-    entered_at: Vec<i64>,
-}
-
-impl TaskColumns {
-    fn of(batch: &Batch) -> Result<TaskColumns> {
-        let mut columns = TaskColumns::default();
-        for (id, view) in batch.changed() {
-            columns.ids.push(id.0);
-            columns.statuses.push(status_text(view.task.status));
-            columns.states.push(view.task.state());
-            columns.updated_at.push(view.updated_at.as_ms());
-            columns.ended_at.push(view.task.ended_at.map(Timestamp::as_ms));
-            columns.due_at.push(view.task.due().map(Timestamp::as_ms));
-            columns.approvals.push(view.task.approval.is_some());
-            columns.bodies.push(to_text(&view.task)?);
-            columns.versions.push(version_number(view.version));
-            columns.entered_at.push(entered_at(&view.task).as_ms());
-        }
-        Ok(columns)
+async fn submit_jobs(
+    shared: &Shared,
+    client: &Object,
+    jobs: Vec<NewJob>,
+    lanes: Vec<LaneId>,
+    after_commit: &mut AfterCommit,
+    now: Timestamp,
+) -> Result<()> {
+    if !jobs.is_empty() {
+        events::set_actor(client, TASKS).await?;
+        after_commit.put.jobs(client, shared.own_shard(), jobs, lanes, now).await?;
     }
-
-    fn parameters(&self) -> [&(dyn ToSql + Sync); 10] {
-        [
-            &self.ids,
-            &self.statuses,
-            &self.states,
-            &self.updated_at,
-            &self.ended_at,
-            &self.due_at,
-            &self.approvals,
-            &self.bodies,
-            &self.versions,
-            &self.entered_at,
-        ]
-    }
+    Ok(())
 }
 
 /// Inputs of one caller.
@@ -266,24 +296,17 @@ pub async fn run(shared: &Shared, calls: Vec<Call>) {
 pub type TimedInputs = (Vec<TaskInput>, Timestamp);
 
 async fn apply(shared: &Shared, calls: &[TimedInputs]) -> Result<Vec<Option<TaskAnswer>>> {
-    let client = shared.begin().await?;
+    let client = shared.client().await?;
     let mut after_commit = AfterCommit::default();
-    let result = apply_in(shared, &client, calls, &mut after_commit).await;
-    let answers = client.end(result).await?;
+    let answers = match apply_framed(shared, &client, calls, None, Frame::Whole, &mut after_commit).await {
+        Ok(answers) => client.return_to_pool(Ok(answers))?,
+        Err(error) => return client.end(Err(error)).await,
+    };
     after_commit.send(shared);
     Ok(answers)
 }
 
-async fn apply_in(
-    shared: &Shared,
-    client: &Object,
-    calls: &[TimedInputs],
-    after_commit: &mut AfterCommit,
-) -> Result<Vec<Option<TaskAnswer>>> {
-    apply_to(shared, client, calls, None, after_commit).await
-}
-
-/// Applies inputs to those tasks that match `only`.
+/// Applies inputs in a transaction that goes on, to those tasks that match `only`.
 pub async fn apply_to(
     shared: &Shared,
     client: &Object,
@@ -291,62 +314,75 @@ pub async fn apply_to(
     only: Option<TaskFilter>,
     after_commit: &mut AfterCommit,
 ) -> Result<Vec<Option<TaskAnswer>>> {
-    let all: Vec<&TaskInput> = calls.iter().flat_map(|(inputs, _)| inputs).collect();
-    let ids: Vec<Uuid> = task_ids(&all).into_iter().map(|id| id.0).collect();
-    let sql = format!("SELECT {COLUMNS} FROM faena.task WHERE id = ANY($1) ORDER BY id FOR UPDATE");
-    let statement = client.prepare_cached(&sql).await?;
+    apply_framed(shared, client, calls, only, Frame::Inside, after_commit).await
+}
+
+/// Applies inputs: one round trip to lock and read, one to write.
+async fn apply_framed(
+    shared: &Shared,
+    client: &Object,
+    calls: &[TimedInputs],
+    only: Option<TaskFilter>,
+    frame: Frame,
+    after_commit: &mut AfterCommit,
+) -> Result<Vec<Option<TaskAnswer>>> {
     let mut batch = Batch { only, ..Batch::default() };
-    for row in client.query(&statement, &[&ids]).await? {
-        let row = task_row(&row);
-        let id = TaskId(row.id);
-        let view = row.view()?;
-        let definition = definition(client, shared, &view.machine, view.version).await?;
-        batch.add(id, view, definition);
-    }
-    batch.known = known_answers(client, &all).await?;
+    read_batch(shared, client, calls, &mut batch, frame).await?;
     let mut plan = Plan::default();
     for (inputs, now) in calls {
         batch.plan(&mut plan, inputs.clone(), *now);
     }
     let now = calls.iter().map(|(_, now)| *now).max().unwrap_or_default();
     let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
-    after_commit.deadlines_missed += plan.deadlines_missed();
-    let columns = TaskColumns::of(&batch)?;
-    if !columns.ids.is_empty() {
-        let statement = client
-            .prepare_cached(
-                "UPDATE faena.task t SET status = c.status, state = c.state, updated_at = c.updated_at, ended_at = c.ended_at,
-                     due_at = c.due_at, approval = c.approval, body = c.body, version = c.version,
-                     entered_at = c.entered_at
-                 FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[],
-                     $9::int4[], $10::int8[]) AS c(id, status, state, updated_at, ended_at, due_at, approval, body, version, entered_at)
-                 WHERE t.id = c.id",
-            )
-            .await?;
-        client.execute(&statement, &columns.parameters()).await?;
-        after_commit.new_due = after_commit.new_due.into_iter().chain(batch.new_due()).min();
-    }
-    write(shared, client, plan, lanes, after_commit, now).await
+    after_commit.add(&batch, &plan);
+    submit_jobs(shared, client, std::mem::take(&mut plan.jobs), lanes, after_commit, now).await?;
+    let frame = if frame == Frame::Whole { Frame::Last } else { frame };
+    TaskWrites::of_changed(&mut batch, &plan, now)?.send(client, frame).await?;
+    Ok(plan.answers)
 }
 
-async fn known_answers(client: &Object, inputs: &[&TaskInput]) -> Result<HashMap<(TaskId, String), TaskAnswer>> {
+/// Locks the tasks in the order of their ids, and reads them and the answers to events that have arrived before.
+async fn read_batch(
+    shared: &Shared,
+    client: &Object,
+    calls: &[TimedInputs],
+    batch: &mut Batch,
+    frame: Frame,
+) -> Result<()> {
+    let all: Vec<&TaskInput> = calls.iter().flat_map(|(inputs, _)| inputs).collect();
+    let ids: Vec<Uuid> = task_ids(&all).into_iter().map(|id| id.0).collect();
     let (tasks, events): (Vec<Uuid>, Vec<String>) =
-        event_ids(inputs).into_iter().map(|(id, event)| (id.0, event)).unzip();
-    if tasks.is_empty() {
-        return Ok(HashMap::new());
-    }
-    let statement = client
+        event_ids(&all).into_iter().map(|(id, event)| (id.0, event)).unzip();
+    let sql = format!("SELECT {COLUMNS} FROM faena.task WHERE id = ANY($1) ORDER BY id FOR UPDATE");
+    let lock = client.prepare_cached(&sql).await?;
+    let find = client
         .prepare_cached(
             "SELECT i.task, i.event_id, i.answer FROM unnest($1::uuid[], $2::text[]) AS g(task, event_id)
              JOIN faena.task_inbox i ON i.task = g.task AND i.event_id = g.event_id",
         )
         .await?;
-    let rows = client.query(&statement, &[&tasks, &events]).await?;
-    let answers = rows.iter().filter_map(|row| {
+    let (lock_parameters, find_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
+        ([&ids], [&tasks, &events]);
+    // PostgreSQL: each statement sees what was committed before it. The answers are read when the tasks are locked.
+    let (begun, locked, found) = futures_util::join!(
+        async { if frame == Frame::Whole { client.batch_execute(BEGIN).await } else { Ok(()) } },
+        client.query(&lock, &lock_parameters),
+        async { if tasks.is_empty() { Ok(Vec::new()) } else { client.query(&find, &find_parameters).await } },
+    );
+    begun?;
+    for row in locked? {
+        let row = task_row(&row);
+        let (id, body_bytes) = (TaskId(row.id), row.body.len());
+        let view = row.view()?;
+        let definition = definition(client, shared, &view.machine, view.version).await?;
+        batch.add(id, view, definition, body_bytes);
+    }
+    let answers = found?.into_iter().filter_map(|row| {
         let answer = serde_json::from_str(row.get(2)).ok()?;
         Some(((TaskId(row.get(0)), row.get(1)), answer))
     });
-    Ok(answers.collect())
+    batch.known.extend(answers);
+    Ok(())
 }
 
 /// Refuses the jobs that cannot be submitted, and returns the lanes of the others.
@@ -359,87 +395,6 @@ async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now: Ti
         }
     }
     Ok(lanes)
-}
-
-/// Writes everything but the tasks themselves.
-async fn write(
-    shared: &Shared,
-    client: &Object,
-    plan: Plan,
-    lanes: Vec<LaneId>,
-    after_commit: &mut AfterCommit,
-    now: Timestamp,
-) -> Result<Vec<Option<TaskAnswer>>> {
-    write_records(client, &plan).await?;
-    if !plan.jobs.is_empty() {
-        events::set_actor(client, TASKS).await?;
-        after_commit.put.jobs(client, shared.own_shard(), plan.jobs, lanes, now).await?;
-    }
-    write_links(client, &plan.links).await?;
-    if !plan.events.is_empty() {
-        put_events(client, &plan.events, now).await?;
-        after_commit.has_events = true;
-    }
-    Ok(plan.answers)
-}
-
-async fn write_records(client: &Object, plan: &Plan) -> Result<()> {
-    if !plan.records.is_empty() {
-        let tasks: Vec<Uuid> = plan.records.iter().map(|(task, _)| task.0).collect();
-        let sequences: Vec<i64> =
-            plan.records.iter().map(|(_, record)| i64::try_from(record.sequence).unwrap_or(i64::MAX)).collect();
-        let records = plan.records.iter().map(|(_, record)| to_text(record)).collect::<Result<Vec<String>>>()?;
-        let statement = client
-            .prepare_cached(
-                "INSERT INTO faena.task_record (task, sequence, record) SELECT * FROM unnest($1::uuid[], $2::int8[], $3::text[])",
-            )
-            .await?;
-        client.execute(&statement, &[&tasks, &sequences, &records]).await?;
-    }
-    if !plan.inbox.is_empty() {
-        let tasks: Vec<Uuid> = plan.inbox.iter().map(|(task, _, _)| task.0).collect();
-        let events: Vec<&str> = plan.inbox.iter().map(|(_, event, _)| event.as_str()).collect();
-        let answers = plan.inbox.iter().map(|(_, _, answer)| to_text(answer)).collect::<Result<Vec<String>>>()?;
-        let statement = client
-            .prepare_cached(
-                "INSERT INTO faena.task_inbox (task, event_id, answer) SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[])",
-            )
-            .await?;
-        client.execute(&statement, &[&tasks, &events, &answers]).await?;
-    }
-    Ok(())
-}
-
-async fn write_links(client: &Object, links: &[TaskJob]) -> Result<()> {
-    if links.is_empty() {
-        return Ok(());
-    }
-    let jobs: Vec<Uuid> = links.iter().map(|link| link.job.0).collect();
-    let tasks: Vec<Uuid> = links.iter().map(|link| link.task.0).collect();
-    let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
-    let states: Vec<&str> = links.iter().map(|link| link.state.as_str()).collect();
-    let epochs: Vec<i64> = links.iter().map(|link| i64::try_from(link.epoch).unwrap_or(i64::MAX)).collect();
-    let statement = client
-        .prepare_cached(
-            "INSERT INTO faena.task_job (job, task, name, state, epoch)
-             SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::int8[])",
-        )
-        .await?;
-    client.execute(&statement, &[&jobs, &tasks, &names, &states, &epochs]).await?;
-    Ok(())
-}
-
-async fn put_events(client: &Object, given: &[TaskEvent], now: Timestamp) -> Result<()> {
-    let ids: Vec<Uuid> = given.iter().map(|event| event.id).collect();
-    let kinds: Vec<&str> = given.iter().map(|event| event.kind.as_str()).collect();
-    let subjects: Vec<Uuid> = given.iter().map(|event| event.task.0).collect();
-    let times: Vec<i64> = given.iter().map(|_| now.as_ms()).collect();
-    let correlations: Vec<String> = given.iter().map(|event| storable(&event.correlation).into_owned()).collect();
-    let actors: Vec<String> = given.iter().map(|event| storable(&event.actor).into_owned()).collect();
-    let data: Vec<&str> = given.iter().map(|event| event.data.as_str()).collect();
-    let statement = client.prepare_cached("SELECT faena.put_events($2, $3, $4, $5, $6, NULL, $7, $1, true)").await?;
-    client.query(&statement, &[&ids, &kinds, &subjects, &times, &correlations, &actors, &data]).await?;
-    Ok(())
 }
 
 /// Tells tasks about ended jobs, then fires timers. Two transactions: this one locks due tasks in no order, without waiting, and must
@@ -459,7 +414,7 @@ async fn tell_of_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Result<Tas
         let inputs = ended_jobs(&client, limit, now).await?;
         let jobs = inputs.len();
         if jobs > 0 {
-            apply_in(shared, &client, &[(inputs, now)], &mut after_commit).await?;
+            apply_to(shared, &client, &[(inputs, now)], None, &mut after_commit).await?;
         }
         Ok(jobs)
     };
@@ -497,7 +452,7 @@ async fn fire_timers_in(
     let inputs: Vec<TaskInput> =
         due.into_iter().map(|id| TaskInput { task: TaskId(id), input: Input::Timers }).collect();
     if tasks > 0 {
-        apply_in(shared, client, &[(inputs, now)], after_commit).await?;
+        apply_to(shared, client, &[(inputs, now)], None, after_commit).await?;
     }
     let statement = client.prepare_cached("SELECT min(due_at) FROM faena.task WHERE due_at IS NOT NULL").await?;
     let next_at: Option<i64> = client.query_one(&statement, &[]).await?.get(0);
@@ -550,6 +505,7 @@ pub fn task_row(row: &Row) -> TaskRow {
         tags: row.get(5),
         updated_at: row.get(6),
         body: row.get(7),
+        events: row.get(8),
     }
 }
 
@@ -582,13 +538,8 @@ async fn prune_in(client: &Object, before: Timestamp, limit: usize) -> Result<us
                    SELECT id FROM faena.task WHERE ended_at < $1 ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)
                RETURNING id";
     let ids: Vec<Uuid> = client.query(sql, &[&before.as_ms(), &limit]).await?.iter().map(|row| row.get(0)).collect();
-    for (table, column) in [
-        ("task_record", "task"),
-        ("task_inbox", "task"),
-        ("task_job", "task"),
-        ("task_tag", "task"),
-        ("event_head", "subject"),
-    ] {
+    for (table, column) in [("task_record", "task"), ("task_inbox", "task"), ("task_job", "task"), ("task_tag", "task")]
+    {
         client.execute(&format!("DELETE FROM faena.{table} WHERE {column} = ANY($1)"), &[&ids]).await?;
     }
     Ok(ids.len())

@@ -140,7 +140,7 @@ fn act_on(tx: &Tx, action: BulkAction, filter: &Filter, id: JobId, now: Timestam
 fn act_on_tasks(tx: &Tx, step: &BulkStep, work: &TaskBulk, now: Timestamp) -> Result<Acted> {
     let target = work.target().map(|(machine, version)| definition(tx, machine, version)).transpose()?;
     let inputs = work.inputs(&step.bulk, &step.ids, target, now);
-    Ok(Acted::of(tasks::apply_to(tx, inputs, Some(work.filter.clone()), now)?.0))
+    Ok(Acted::of(tasks::apply_to(tx, &[(inputs, now)], Some(work.filter.clone()))?.0))
 }
 
 pub fn stop(tx: &Tx, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {

@@ -218,6 +218,7 @@ impl Sqlite {
                 self.writer
                     .call(move |tx| {
                         let count = fix_in(tx, &fix, now)?;
+                        tx.shared.task_cache.lock().clear();
                         if count > 0 {
                             audit::add(tx, &entry(code, count), now)?;
                         }

@@ -29,6 +29,7 @@ mod schedules;
 mod search;
 mod position;
 mod submit;
+mod task_queue;
 mod tasks;
 mod usage;
 mod webhooks;
@@ -50,8 +51,9 @@ use tokio::sync::broadcast;
 
 use crate::{
     Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
-    migrate, rules::RuleCache, task_meter::TaskMeter, tasks::MachineCache,
+    migrate, rules::RuleCache, task_cache::TaskCache, task_meter::TaskMeter, tasks::MachineCache,
 };
+use task_queue::TaskQueue;
 use writer::Writer;
 
 pub struct Sqlite {
@@ -70,6 +72,9 @@ pub struct Shared {
     pub api_keys: ApiKeyCache,
     pub machines: MachineCache,
     pub task_meter: TaskMeter,
+    pub task_queue: TaskQueue,
+    /// Only the writer uses it.
+    pub task_cache: Mutex<TaskCache>,
     pub round_robin: RoundRobin,
     /// Whether a subscription to events exists.
     pub events_on: AtomicBool,
@@ -128,6 +133,8 @@ impl Sqlite {
             api_keys: ApiKeyCache::default(),
             machines: MachineCache::default(),
             task_meter: TaskMeter::default(),
+            task_queue: TaskQueue::default(),
+            task_cache: Mutex::default(),
             round_robin: RoundRobin::default(),
             events_on: AtomicBool::default(),
         });

@@ -1,16 +1,17 @@
 //! Machines and tasks.
 
-use std::time::Instant;
+use std::{sync::atomic::Ordering, time::Instant};
 
 use async_trait::async_trait;
 use faena_domain::{JobId, TaskId, Timestamp};
 use faena_machine::{Input, Record};
-use rusqlite::{Connection, OptionalExtension, Row, params_from_iter, types::Value};
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter, types::Value};
 
 use super::{
     Sqlite, audit, events,
     machines::{definition, machine, machines, register},
     submit::{lane_of, submit},
+    task_queue::TimedInputs,
     writer::Tx,
 };
 use crate::{
@@ -19,9 +20,10 @@ use crate::{
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
+    task_cache::CachedTask,
     tasks::{
-        Batch, COLUMNS, JobEnd, Plan, TASKS, TaskEvent, TaskJob, TaskRow, entered_at, event_ids, job_end, status_text,
-        tags_text, task_ids, to_text,
+        Batch, COLUMNS, ChangedTask, JobEnd, Plan, TASKS, TaskColumns, TaskEvent, TaskJob, TaskRow, event_ids, job_end,
+        status_text, tags_text, task_ids, to_text,
     },
 };
 
@@ -47,7 +49,7 @@ impl TaskStore for Sqlite {
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
         let started = Instant::now();
-        let (answers, _) = self.writer.call(move |tx| apply(tx, inputs, now)).await?;
+        let answers = self.apply_queued(inputs, now).await?;
         self.shared.task_meter.count(&answers, started.elapsed());
         Ok(answers)
     }
@@ -105,21 +107,13 @@ impl TaskStore for Sqlite {
 }
 
 pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
-    let mut batch = Batch::default();
-    let mut plan = batch.plan_new(new, now);
+    let (mut batch, mut plan) = (Batch::default(), Plan::default());
+    batch.plan_new(&mut plan, new, now);
     check_jobs(tx, &mut batch, &mut plan, now)?;
-    for (id, view) in batch.changed() {
-        let sql = "INSERT INTO task (id, machine, version, title, correlation, tags, status, state, updated_at, ended_at, due_at, approval, body, entered_at)
-             VALUES (?14, ?11, ?8, ?12, ?10, ?13, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?9)";
-        let extra: [Value; 4] = [
-            view.correlation.clone().into(),
-            view.machine.clone().into(),
-            view.title.clone().map_or(Value::Null, Value::from),
-            tags_text(&view.tags)?.map_or(Value::Null, Value::from),
-        ];
-        write_task(tx, sql, id, view, extra)?;
+    for (id, task) in batch.changed() {
+        insert_task(tx, id, task)?;
         let mut insert = tx.connection.prepare_cached("INSERT OR IGNORE INTO task_tag (tag, task) VALUES (?, ?)")?;
-        for tag in &view.tags {
+        for tag in &task.view.tags {
             insert.execute((tag, id.0))?;
         }
     }
@@ -127,28 +121,72 @@ pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
     if let Some(entry) = &new.audit {
         audit::add(tx, entry, now)?;
     }
-    write(tx, plan, now).map(|_| ())
+    write(tx, plan, now)?;
+    keep(tx, batch);
+    Ok(())
 }
 
-/// Runs a statement whose parameters are the changing columns of a task, `extra`, and the id last.
-fn write_task<const N: usize>(tx: &Tx, sql: &str, id: TaskId, view: &TaskView, extra: [Value; N]) -> Result<()> {
-    let task = &view.task;
-    let time = |at: Option<Timestamp>| at.map_or(Value::Null, |at| at.as_ms().into());
-    let body = to_text(task)?;
-    let columns: [Value; 9] = [
-        status_text(task.status).to_owned().into(),
-        task.state().into(),
-        view.updated_at.as_ms().into(),
-        time(task.ended_at),
-        time(task.due()),
-        i64::from(task.approval.is_some()).into(),
-        body.into(),
-        view.version.into(),
-        entered_at(task).as_ms().into(),
-    ];
-    let all = columns.into_iter().chain(extra).chain([Value::Blob(id.0.as_bytes().to_vec())]);
-    tx.connection.prepare_cached(sql)?.execute(params_from_iter(all))?;
+fn insert_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
+    let (view, columns, body) = (&task.view, TaskColumns::of(&task.view), to_text(&task.view.task)?);
+    let sql = "INSERT INTO task (id, machine, version, title, correlation, tags, status, state, updated_at, ended_at, due_at, approval, body, entered_at, events)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    tx.connection.prepare_cached(sql)?.execute(params![
+        id.0,
+        view.machine,
+        view.version,
+        view.title,
+        view.correlation,
+        tags_text(&view.tags)?,
+        columns.status,
+        columns.state,
+        view.updated_at.as_ms(),
+        columns.ended_at,
+        columns.due_at,
+        columns.is_approval,
+        body,
+        columns.entered_at,
+        view.events as i64,
+    ])?;
+    task.body_bytes = body.len();
     Ok(())
+}
+
+fn update_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
+    let (view, body) = (&task.view, to_text(&task.view.task)?);
+    let (updated_at, events) = (view.updated_at.as_ms(), view.events as i64);
+    if task.moves() {
+        let columns = TaskColumns::of(view);
+        let sql = "UPDATE task SET status = ?, state = ?, updated_at = ?, ended_at = ?, due_at = ?, approval = ?, body = ?, version = ?,
+                       entered_at = ?, events = ? WHERE id = ?";
+        tx.connection.prepare_cached(sql)?.execute(params![
+            columns.status,
+            columns.state,
+            updated_at,
+            columns.ended_at,
+            columns.due_at,
+            columns.is_approval,
+            body,
+            columns.version,
+            columns.entered_at,
+            events,
+            id.0,
+        ])?;
+    } else {
+        // SQLite: writes the entries of every index whose columns a statement names, also if their values stay.
+        let sql = "UPDATE task SET updated_at = ?, body = ?, events = ? WHERE id = ?";
+        tx.connection.prepare_cached(sql)?.execute(params![updated_at, body, events, id.0])?;
+    }
+    task.body_bytes = body.len();
+    Ok(())
+}
+
+/// Keeps the tasks of a batch in the cache. Must be the last act of a call that succeeds.
+fn keep(tx: &Tx, batch: Batch) {
+    let mut cache = tx.shared.task_cache.lock();
+    for (id, ChangedTask { view, definition, body_bytes, .. }) in batch.tasks {
+        cache.put(id, CachedTask { view, definition, body_bytes });
+    }
+    tx.has_cached_tasks.set(true);
 }
 
 fn signal_due(tx: &Tx, batch: &Batch) {
@@ -157,24 +195,18 @@ fn signal_due(tx: &Tx, batch: &Batch) {
     }
 }
 
-/// Applies inputs. Returns the answers, and how many deadlines were missed.
-fn apply(tx: &Tx, inputs: Vec<TaskInput>, now: Timestamp) -> Result<(Vec<Option<TaskAnswer>>, usize)> {
-    apply_to(tx, inputs, None, now)
-}
-
-/// Applies inputs to those tasks that match `only`.
-pub fn apply_to(
-    tx: &Tx,
-    inputs: Vec<TaskInput>,
-    only: Option<TaskFilter>,
-    now: Timestamp,
-) -> Result<(Vec<Option<TaskAnswer>>, usize)> {
+/// Applies inputs to those tasks that match `only`. Returns the answers, and how many deadlines were missed.
+pub fn apply_to(tx: &Tx, calls: &[TimedInputs], only: Option<TaskFilter>) -> Result<(Vec<Option<TaskAnswer>>, usize)> {
     let mut batch = Batch { only, ..Batch::default() };
-    let all: Vec<&TaskInput> = inputs.iter().collect();
+    let all: Vec<&TaskInput> = calls.iter().flat_map(|(inputs, _)| inputs).collect();
     for id in task_ids(&all) {
-        if let Some(view) = get(tx.connection, id)? {
-            let definition = definition(tx, &view.machine, view.version)?;
-            batch.add(id, view, definition);
+        let cached = tx.shared.task_cache.lock().take(id);
+        let task = match cached {
+            Some(cached) => Some(cached),
+            None => read(tx, id)?,
+        };
+        if let Some(CachedTask { view, definition, body_bytes }) = task {
+            batch.add(id, view, definition, body_bytes);
         }
     }
     let mut find = tx.connection.prepare_cached("SELECT answer FROM task_inbox WHERE task = ? AND event_id = ?")?;
@@ -185,16 +217,28 @@ pub fn apply_to(
         }
     }
     let mut plan = Plan::default();
-    batch.plan(&mut plan, inputs, now);
+    for (inputs, now) in calls {
+        batch.plan(&mut plan, inputs.clone(), *now);
+    }
+    let now = calls.iter().map(|(_, now)| *now).max().unwrap_or_default();
     check_jobs(tx, &mut batch, &mut plan, now)?;
-    for (id, view) in batch.changed() {
-        let sql = "UPDATE task SET status = ?1, state = ?2, updated_at = ?3, ended_at = ?4, due_at = ?5, approval = ?6, body = ?7, version = ?8, entered_at = ?9
-             WHERE id = ?10";
-        write_task(tx, sql, id, view, [])?;
+    for (id, task) in batch.changed() {
+        update_task(tx, id, task)?;
     }
     signal_due(tx, &batch);
     let deadlines_missed = plan.deadlines_missed();
-    write(tx, plan, now).map(|answers| (answers, deadlines_missed))
+    let answers = write(tx, plan, now)?;
+    keep(tx, batch);
+    Ok((answers, deadlines_missed))
+}
+
+fn read(tx: &Tx, id: TaskId) -> Result<Option<CachedTask>> {
+    let mut statement = tx.connection.prepare_cached(&format!("SELECT {COLUMNS} FROM task WHERE id = ?"))?;
+    let Some(row) = statement.query_row([id.0], task_row).optional()? else { return Ok(None) };
+    let body_bytes = row.body.len();
+    let view = row.view()?;
+    let definition = definition(tx, &view.machine, view.version)?;
+    Ok(Some(CachedTask { view, definition, body_bytes }))
 }
 
 /// Refuses the jobs that cannot be submitted.
@@ -241,21 +285,24 @@ fn write(tx: &Tx, plan: Plan, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>
 /// Records an event of a task, whether or not a subscription matches it: a service that connects later must still find it.
 fn put_event(tx: &Tx, event: &TaskEvent, now: Timestamp) -> Result<()> {
     let connection = tx.connection;
-    let sequence: i64 = connection
+    connection
         .prepare_cached(
-            "INSERT INTO event_head (subject, sequence) VALUES (?, 1)
-             ON CONFLICT (subject) DO UPDATE SET sequence = sequence + 1 RETURNING sequence",
+            "INSERT INTO event (id, type, subject, sequence, at, correlation, actor, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         )?
-        .query_row([event.task.0], |row| row.get(0))?;
-    let position: i64 = connection
-        .prepare_cached(
-            "INSERT INTO event (id, type, subject, sequence, at, correlation, actor, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-             RETURNING position",
-        )?
-        .query_row(
-            (event.id, &event.kind, event.task.0, sequence, now.as_ms(), &event.correlation, &event.actor, &event.data),
-            |row| row.get(0),
-        )?;
+        .execute((
+            event.id,
+            &event.kind,
+            event.task.0,
+            event.sequence as i64,
+            now.as_ms(),
+            &event.correlation,
+            &event.actor,
+            &event.data,
+        ))?;
+    if !tx.shared.events_on.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let position = connection.last_insert_rowid();
     let partition = i64::from(event.task.0.as_bytes()[15] & 15);
     connection
         .prepare_cached(
@@ -276,7 +323,7 @@ fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<TasksFired> {
         .collect::<rusqlite::Result<_>>()?;
     let (tasks, ended) = (due.len(), jobs.len());
     let timers = due.into_iter().map(|task| TaskInput { task, input: Input::Timers });
-    let (_, deadlines_missed) = apply(tx, jobs.into_iter().chain(timers).collect(), now)?;
+    let (_, deadlines_missed) = apply_to(tx, &[(jobs.into_iter().chain(timers).collect(), now)], None)?;
     let next_at: Option<i64> = tx
         .connection
         .prepare_cached("SELECT min(due_at) FROM task WHERE due_at IS NOT NULL")?
@@ -356,6 +403,7 @@ fn task_row(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
         tags: row.get(5)?,
         updated_at: row.get(6)?,
         body: row.get(7)?,
+        events: row.get(8)?,
     })
 }
 
@@ -454,7 +502,6 @@ fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<usize> {
             "DELETE FROM task_inbox WHERE task = ?",
             "DELETE FROM task_job WHERE task = ?",
             "DELETE FROM task_tag WHERE task = ?",
-            "DELETE FROM event_head WHERE subject = ?",
             "DELETE FROM task WHERE id = ?",
         ] {
             tx.connection.prepare_cached(sql)?.execute([id.0])?;

@@ -4,7 +4,7 @@
 //! signals leave after the commit.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
     thread,
@@ -44,6 +44,10 @@ pub struct Tx<'a> {
     pub shared: &'a Shared,
     pub new_lanes: RefCell<Vec<Lane>>,
     pub signals: RefCell<Vec<Signal>>,
+    /// Answers to callers that this transaction serves besides those of its own calls.
+    answers: RefCell<Vec<Answer>>,
+    /// Whether the current call has put tasks into the cache. If its writes are undone, they must leave it.
+    pub has_cached_tasks: Cell<bool>,
     /// Changes of the counters: of the current call, and of those before it. Written once, before the commit.
     pub deltas: RefCell<Deltas>,
     all_deltas: RefCell<Deltas>,
@@ -52,6 +56,37 @@ pub struct Tx<'a> {
 impl Tx<'_> {
     pub fn signal(&self, signal: Signal) {
         signal.add_to(&mut self.signals.borrow_mut());
+    }
+
+    /// Calls `answer` with the outcome of the commit.
+    pub fn answer(&self, answer: impl FnOnce(std::result::Result<(), String>) + Send + 'static) {
+        self.answers.borrow_mut().push(Box::new(answer));
+    }
+
+    /// Runs work so that its failure undoes only its own writes. The outer error means that the whole transaction is lost.
+    pub fn attempt<T>(&self, work: impl FnOnce(&Tx) -> Result<T>) -> Result<Result<T>> {
+        let (lanes, signals) = (self.new_lanes.borrow().len(), self.signals.borrow().len());
+        let deltas = self.deltas.take();
+        let has_cached_tasks = self.has_cached_tasks.replace(false);
+        let unavailable = |error: String| StoreError::Unavailable(error.into());
+        execute(self.connection, "SAVEPOINT attempt").map_err(unavailable)?;
+        let result = work(self);
+        if self.connection.is_autocommit() {
+            return Err(unavailable("the write failed (is the disk full?)".into()));
+        }
+        if result.is_err() {
+            if self.has_cached_tasks.get() {
+                self.shared.task_cache.lock().clear();
+            }
+            self.deltas.take();
+            self.new_lanes.borrow_mut().truncate(lanes);
+            self.signals.borrow_mut().truncate(signals);
+            execute(self.connection, "ROLLBACK TO attempt").map_err(unavailable)?;
+        }
+        self.deltas.borrow_mut().merge(deltas);
+        self.has_cached_tasks.set(self.has_cached_tasks.get() || has_cached_tasks);
+        execute(self.connection, "RELEASE attempt").map_err(unavailable)?;
+        Ok(result)
     }
 
     /// Returns how the calls of this transaction have changed a counter that is not written yet.
@@ -129,6 +164,20 @@ impl Writer {
         receiver.await.map_err(|_| closed())?
     }
 
+    /// Runs `work` in the next shared transaction, without waiting for it. Calls `before` when that is certain.
+    pub async fn wake(
+        &self,
+        before: impl FnOnce() + Send,
+        work: impl FnOnce(Option<&Tx>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let run: Work = Box::new(move |tx: Option<&Tx>| (work(tx).is_ok(), Box::new(|_| ()) as Answer));
+        let calls = self.calls.lock().clone().ok_or_else(closed)?;
+        let place = calls.reserve().await.map_err(|_| closed())?;
+        before();
+        place.send(Call { run, undoable: false });
+        Ok(())
+    }
+
     pub async fn stop(&self) {
         self.calls.lock().take();
         let thread = self.thread.lock().take();
@@ -159,6 +208,7 @@ fn run(
             }
             Err(_) => {
                 tracing::error!("database calls panicked");
+                shared.task_cache.lock().clear();
                 if !connection.is_autocommit() {
                     let _ = connection.execute_batch("ROLLBACK");
                 }
@@ -181,11 +231,13 @@ fn commit_group(
         shared,
         new_lanes: RefCell::default(),
         signals: RefCell::default(),
+        answers: RefCell::default(),
+        has_cached_tasks: Cell::default(),
         deltas: RefCell::default(),
         all_deltas: RefCell::default(),
     };
     let mut answers = Vec::new();
-    let mut outcome = execute(connection, "BEGIN IMMEDIATE");
+    let mut outcome = execute(connection, "BEGIN IMMEDIATE").and_then(|()| check_file(&tx));
     let mut next = Some(first);
     while let Some(call) = next {
         match outcome {
@@ -201,6 +253,9 @@ fn commit_group(
     if outcome.is_ok() {
         outcome = count(&tx).and_then(|()| execute(connection, "COMMIT"));
     }
+    if outcome.is_err() {
+        shared.task_cache.lock().clear();
+    }
     if outcome.is_err() && !connection.is_autocommit() {
         let _ = connection.execute_batch("ROLLBACK");
     }
@@ -215,7 +270,18 @@ fn commit_group(
             let _ = signals.send(Signal::Event);
         }
     }
+    answers.append(&mut tx.answers.borrow_mut());
     (answers, outcome)
+}
+
+/// Forgets cached tasks if another connection has changed the file, as a person with a shell can.
+fn check_file(tx: &Tx) -> std::result::Result<(), String> {
+    let version = tx
+        .connection
+        .prepare_cached("PRAGMA data_version")
+        .and_then(|mut pragma| pragma.query_row([], |row| row.get(0)));
+    tx.shared.task_cache.lock().at_version(version.map_err(text)?);
+    Ok(())
 }
 
 fn count(tx: &Tx) -> std::result::Result<(), String> {
@@ -245,6 +311,7 @@ fn run_in_group(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
 fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
     let lanes = tx.new_lanes.borrow().len();
     let signals = tx.signals.borrow().len();
+    tx.has_cached_tasks.set(false);
     let state = execute(tx.connection, "SAVEPOINT call");
     let (kept, answer) = (call.run)(Some(tx));
     let deltas = tx.deltas.take();
@@ -255,6 +322,9 @@ fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
         tx.all_deltas.borrow_mut().merge(deltas);
         execute(tx.connection, "RELEASE call")
     } else {
+        if tx.has_cached_tasks.get() {
+            tx.shared.task_cache.lock().clear();
+        }
         tx.new_lanes.borrow_mut().truncate(lanes);
         tx.signals.borrow_mut().truncate(signals);
         execute(tx.connection, "ROLLBACK TO call").and_then(|()| execute(tx.connection, "RELEASE call"))

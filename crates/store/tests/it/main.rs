@@ -67,6 +67,7 @@ behaviours! {
         a_version_of_a_machine_never_changes,
         an_event_is_applied_once_and_answered_alike,
         a_message_creates_its_task_once,
+        a_task_that_exists_fails_only_its_own_creation,
         open_tasks_are_counted_by_machine_and_state,
         a_refused_event_changes_nothing_and_may_be_sent_again,
         the_end_of_a_job_continues_its_task,

@@ -6,3 +6,4 @@ mod migrations;
 mod plans;
 mod postgres;
 mod sqlite;
+mod tasks;

@@ -57,6 +57,28 @@ pub async fn new_task(fixture: &Fixture, definition: &Arc<Definition>, data: Val
     id
 }
 
+pub async fn a_task_that_exists_fails_only_its_own_creation(fixture: &Fixture) {
+    let definition = Arc::new(Definition::parse(ORDER).unwrap());
+    register(fixture, &definition).await;
+    let existing = new_task(fixture, &definition, json!({"amount": 5}), 0).await;
+    let create = async |n: usize| {
+        let id = if n == 7 { existing } else { TaskId::new() };
+        let first = create(&definition, id.to_string(), "ana".into(), json!({"amount": n}), fixture.at(1)).unwrap();
+        let (definition, tags) = (definition.clone(), vec!["new".to_owned(), format!("n{n}")]);
+        let new = NewTask { id, definition, title: None, correlation: "c".into(), tags, first, audit: None };
+        (id, fixture.store.task_create(new, fixture.at(1)).await)
+    };
+    let results = futures_util::future::join_all((0..20).map(create)).await;
+    for (n, (id, result)) in results.iter().enumerate() {
+        assert_eq!(result.is_err(), n == 7, "{n}: {result:?}");
+        let view = fixture.store.task_get(*id).await.unwrap().unwrap();
+        assert_eq!(view.task.data["amount"], if n == 7 { 5 } else { n });
+        assert_eq!((view.events, history(fixture, *id).await.len()), (1, 1));
+    }
+    let tagged = TaskFilter { tag: Some("new".into()), ..TaskFilter::default() };
+    assert_eq!(fixture.store.task_list(tagged, None, 100).await.unwrap().1, 19);
+}
+
 pub async fn order(fixture: &Fixture) -> TaskId {
     let definition = Arc::new(Definition::parse(ORDER).unwrap());
     register(fixture, &definition).await;
