@@ -1,7 +1,8 @@
 //! Generates Rust from the `.proto` files, without an installed protoc.
 
 #[cfg(feature = "grpc")]
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
+    "faena/v1/bulk_service.proto",
     "faena/v1/event_service.proto",
     "faena/v1/job_service.proto",
     "faena/v1/schedule_service.proto",

@@ -127,7 +127,7 @@ fn times_and_durations_have_the_types_of_the_field() {
 #[test]
 fn files_lie_in_the_folder_of_their_package() {
     let files = files();
-    assert_eq!(files.len(), 8, "{:?}", files.iter().map(|file| file.name()).collect::<Vec<_>>());
+    assert_eq!(files.len(), 9, "{:?}", files.iter().map(|file| file.name()).collect::<Vec<_>>());
     for file in &files {
         assert!(file.name().starts_with("faena/v1/") && file.syntax() == "proto3", "{}", file.name());
     }

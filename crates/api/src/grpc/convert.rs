@@ -3,7 +3,7 @@
 //! Requests become the JSON bodies of the HTTP API, so that one parser checks both. An enum value has the name of its JSON
 //! value after the prefix: `PRIORITY_HIGH` is `HIGH`, `OVERLAP_QUEUE_ONE` is `queue_one`.
 
-use faena_domain::{ErrorReason, JobState, JobView, Priority, Timestamp, schedule::TickOutcome};
+use faena_domain::{Attempt, ErrorReason, JobState, JobView, Priority, Timestamp, schedule::TickOutcome};
 use faena_wire::v1;
 use serde_json::{Map, Value, value::RawValue};
 
@@ -49,6 +49,19 @@ fn lower_name<E: TryFrom<i32>>(number: i32, get: fn(&E) -> &'static str, prefix:
     name(number, get, prefix).map(|value| value.as_str().map_or(value.clone(), |text| text.to_ascii_lowercase().into()))
 }
 
+/// Returns the name that a value has in JSON.
+pub fn json_name(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(Value::String(name)) => name,
+        _ => String::new(),
+    }
+}
+
+/// Returns the text of a value of a query: the name of an enum, or the number of an unknown one.
+pub fn query_text(value: Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 pub fn job_state(state: JobState) -> i32 {
     number(v1::JobState::from_str_name, "JOB_STATE_", state.as_str())
 }
@@ -67,6 +80,26 @@ pub fn priority_name(priority: i32) -> Option<Value> {
 
 pub fn on_parent_failure_name(choice: i32) -> Option<Value> {
     lower_name(choice, v1::OnParentFailure::as_str_name, "ON_PARENT_FAILURE_")
+}
+
+fn on_parent_failure(name: &str) -> i32 {
+    number(v1::OnParentFailure::from_str_name, "ON_PARENT_FAILURE_", name)
+}
+
+pub fn job_sort_name(choice: i32) -> Option<Value> {
+    lower_name(choice, v1::JobSort::as_str_name, "JOB_SORT_")
+}
+
+pub fn sort_order_name(choice: i32) -> Option<Value> {
+    lower_name(choice, v1::SortOrder::as_str_name, "SORT_ORDER_")
+}
+
+pub fn error_reason_name(reason: i32) -> Option<Value> {
+    lower_name(reason, v1::ErrorReason::as_str_name, "ERROR_REASON_")
+}
+
+pub fn migration_entry_name(choice: i32) -> Option<Value> {
+    lower_name(choice, v1::MigrationEntry::as_str_name, "MIGRATION_ENTRY_")
 }
 
 fn error_reason(reason: ErrorReason) -> i32 {
@@ -165,6 +198,10 @@ impl JsonBody {
         self.put_list("retryOn", policy.error_patterns);
     }
 
+    pub fn into_bytes(self) -> Vec<u8> {
+        Value::Object(self.0).to_string().into_bytes()
+    }
+
     /// Writes the object, with `json` to the letter as the value of the field `name`.
     ///
     /// A text that is not JSON becomes a string, which the parser rejects with the field's path.
@@ -186,6 +223,7 @@ pub struct RetryFields {
     pub backoff_multiplier: f64,
     pub max_delay_ms: u64,
     pub delays_ms: Vec<u64>,
+    pub jitter: Option<f64>,
     /// A name, or a list of patterns.
     pub retry_on: Value,
 }
@@ -198,7 +236,7 @@ pub fn retry_policy(fields: RetryFields) -> v1::RetryPolicy {
         backoff_multiplier: Some(fields.backoff_multiplier),
         max_delay: Some(duration(fields.max_delay_ms)),
         delays: fields.delays_ms.into_iter().map(duration).collect(),
-        jitter: None,
+        jitter: fields.jitter,
         retry_on: fields.retry_on.as_str().map_or(0, retry_on),
         error_patterns: patterns.filter_map(|pattern| pattern.as_str().map(str::to_owned)).collect(),
     }
@@ -212,6 +250,15 @@ pub fn job(job: JobView) -> v1::Job {
         details: entry.details,
         run: entry.run,
     });
+    let retry = RetryFields {
+        max_retries: job.max_retries,
+        delay_ms: job.retry_delay,
+        backoff_multiplier: job.backoff_multiplier,
+        max_delay_ms: job.max_delay,
+        delays_ms: job.retry_delays,
+        jitter: Some(job.jitter),
+        retry_on: job.retry_on,
+    };
     v1::Job {
         id: job.id.to_string(),
         name: job.name,
@@ -239,6 +286,31 @@ pub fn job(job: JobView) -> v1::Job {
         schedule_id: job.schedule_id,
         schedule_due: job.schedule_due.map(timestamp),
         next_attempt_at: job.next_attempt_at.map(timestamp),
+        retry_policy: Some(retry_policy(retry)),
+        timeout: job.timeout_ms.map(duration),
+        updated_at: Some(timestamp(job.updated_at)),
+        scheduled_at: job.scheduled_at.map(timestamp),
+        expires_at: job.expires_at.map(timestamp),
+        queued_at: job.queued_at.map(timestamp),
+        attempts: job.attempts.into_iter().map(attempt).collect(),
+        webhook_url: job.webhook_url,
+        idempotency_key: job.idempotency_key,
+        unique_key: job.unique_key,
+        concurrency_key: job.concurrency_key,
+        depends_on: job.depends_on.iter().map(ToString::to_string).collect(),
+        on_parent_failure: on_parent_failure(&json_name(&job.on_parent_failure)),
+    }
+}
+
+fn attempt(attempt: Attempt) -> v1::JobAttempt {
+    v1::JobAttempt {
+        run: attempt.run,
+        state: job_state(attempt.status),
+        worker_id: attempt.worker_id,
+        started_at: attempt.started_at.map(timestamp),
+        finished_at: Some(timestamp(attempt.finished_at)),
+        error: attempt.error,
+        error_reason: attempt.error_reason.map_or(0, error_reason),
     }
 }
 
@@ -255,6 +327,8 @@ fn progress(progress: faena_domain::Progress) -> v1::Progress {
 
 #[cfg(test)]
 mod tests {
+    use faena_domain::OnParentFailure;
+
     use super::*;
 
     #[test]
@@ -265,7 +339,13 @@ mod tests {
         for value in Priority::ALL {
             assert_eq!(priority_name(priority(value)), Some(value.as_str().into()));
         }
-        assert!(ErrorReason::ALL.into_iter().all(|reason| error_reason(reason) != 0));
+        for reason in ErrorReason::ALL {
+            assert_eq!(error_reason_name(error_reason(reason)), Some(reason.as_str().into()));
+        }
+        for choice in [OnParentFailure::Cancel, OnParentFailure::Run] {
+            let name = json_name(&choice);
+            assert_eq!(on_parent_failure_name(on_parent_failure(&name)), Some(name.into()));
+        }
         assert!(TickOutcome::ALL.into_iter().all(|outcome| tick_outcome(outcome) != 0));
         for kind in ["started", "progress", "log", "step", "complete", "fail", "release"] {
             assert_ne!(report_kind(kind), 0, "{kind}");

@@ -52,7 +52,7 @@ fn response(item: Item, position: EventPosition, source: &str) -> SubscribeRespo
     SubscribeResponse { message: Some(message) }
 }
 
-fn event(event: &StoredEvent, source: &str) -> Event {
+pub fn event(event: &StoredEvent, source: &str) -> Event {
     Event {
         position: event.position,
         id: event.id.to_string(),

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     GrpcResult,
-    convert::{self, JsonBody},
+    convert::{self, JsonBody, query_text},
     query,
 };
 use crate::{
@@ -70,6 +70,9 @@ impl JobService for Jobs {
             jobs: found.jobs.into_iter().map(convert::job).collect(),
             total_size: found.total,
             next_page_token: found.next.map(|id| id.to_string()).unwrap_or_default(),
+            total_is_exact: found.total_is_exact,
+            is_partial: found.is_partial,
+            sort_is_exact: found.sort_is_exact,
         }))
     }
 
@@ -119,20 +122,31 @@ impl JobService for Jobs {
 
 /// Returns the query of `GET /api/v1/jobs` for the same list.
 fn list_query(request: ListJobsRequest) -> String {
-    let states: Vec<String> = request.states.into_iter().filter_map(convert::job_state_name).map(text).collect();
+    let joined = |numbers: Vec<i32>, name: fn(i32) -> Option<Value>| {
+        let names: Vec<String> = numbers.into_iter().filter_map(name).map(query_text).collect();
+        (!names.is_empty()).then(|| names.join(","))
+    };
+    let time = |at: prost_types::Timestamp| query_text(convert::time_json(at));
     query([
-        ("status", (!states.is_empty()).then(|| states.join(","))),
+        ("status", joined(request.states, convert::job_state_name)),
+        ("priority", joined(request.priorities, convert::priority_name)),
         ("type", request.r#type),
+        ("name", request.name),
         ("queue", request.queue),
         ("tag", request.tag),
         ("correlationId", request.correlation_id),
+        ("workerId", request.worker_id),
+        ("scheduleId", request.schedule_id),
+        ("createdAfter", request.created_after.map(time)),
+        ("createdBefore", request.created_before.map(time)),
+        ("q", request.search),
+        ("error", request.error),
+        ("reason", convert::error_reason_name(request.error_reason).map(query_text)),
+        ("sort", convert::job_sort_name(request.sort).map(query_text)),
+        ("order", convert::sort_order_name(request.order).map(query_text)),
         ("limit", request.page_size.map(|size| size.to_string())),
         ("cursor", Some(request.page_token)),
     ])
-}
-
-fn text(value: Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Returns the body of `POST /api/v1/jobs` for the same job. The payload is kept to the letter.

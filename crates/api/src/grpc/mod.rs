@@ -1,19 +1,23 @@
 //! gRPC on the same port as HTTP, with the same rules as the HTTP API and the WebSocket.
 
+mod bulk;
 mod convert;
 mod events;
 mod jobs;
+#[cfg(test)]
+mod parity;
 mod schedules;
 mod scopes;
+mod task_messages;
 mod tasks;
 mod workers;
 
 use axum::Router;
 use faena_domain::{ErrorCode, FieldError};
 use faena_wire::v1::{
-    DESCRIPTOR, event_service_server::EventServiceServer, job_service_server::JobServiceServer,
-    schedule_service_server::ScheduleServiceServer, task_service_server::TaskServiceServer,
-    worker_service_server::WorkerServiceServer,
+    DESCRIPTOR, bulk_service_server::BulkServiceServer, event_service_server::EventServiceServer,
+    job_service_server::JobServiceServer, schedule_service_server::ScheduleServiceServer,
+    task_service_server::TaskServiceServer, worker_service_server::WorkerServiceServer,
 };
 use tonic::{Code, Response, Status, metadata::MetadataValue};
 
@@ -32,6 +36,7 @@ pub fn routes(api: &Api) -> Router<Api> {
     let schedules =
         ScheduleServiceServer::new(schedules::Schedules(api.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let tasks = TaskServiceServer::new(tasks::Tasks(api.clone())).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let bulk = BulkServiceServer::new(bulk::BulkActions(api.clone()));
     let events = EventServiceServer::new(events::Events(api.clone()));
     let (health, health_service) = tonic_health::server::health_reporter();
     // In a task because the calls are asynchronous; none of them waits.
@@ -40,6 +45,7 @@ pub fn routes(api: &Api) -> Router<Api> {
         health.set_serving::<WorkerServiceServer<workers::Workers>>().await;
         health.set_serving::<ScheduleServiceServer<schedules::Schedules>>().await;
         health.set_serving::<TaskServiceServer<tasks::Tasks>>().await;
+        health.set_serving::<BulkServiceServer<bulk::BulkActions>>().await;
         health.set_serving::<EventServiceServer<events::Events>>().await;
     });
     let reflection = || {
@@ -55,6 +61,7 @@ pub fn routes(api: &Api) -> Router<Api> {
         .route_service("/faena.v1.WorkerService/{call}", workers)
         .route_service("/faena.v1.ScheduleService/{call}", schedules)
         .route_service("/faena.v1.TaskService/{call}", tasks)
+        .route_service("/faena.v1.BulkService/{call}", bulk)
         .route_service("/faena.v1.EventService/{call}", events)
         .route_service("/grpc.health.v1.Health/{call}", health_service)
         .route_service("/grpc.reflection.v1.ServerReflection/{call}", v1)

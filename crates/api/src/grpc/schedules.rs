@@ -252,14 +252,6 @@ fn tick(tick: TickRow) -> ScheduleTick {
     }
 }
 
-/// Returns the name that a value has in JSON.
-fn json_name(choice: &impl serde::Serialize) -> String {
-    match serde_json::to_value(choice) {
-        Ok(Value::String(text)) => text,
-        _ => String::new(),
-    }
-}
-
 fn message(view: ScheduleView) -> Schedule {
     let (id, explanation) = (view.id.to_string(), view.explanation.clone());
     let (next_run_at, last_run_at, last_due_at) = (view.next_run_at, view.last_run_at, view.last_due_at);
@@ -286,6 +278,7 @@ fn spec(view: ScheduleView) -> ScheduleSpec {
         backoff_multiplier: view.backoff_multiplier,
         max_delay_ms: view.max_delay,
         delays_ms: view.retry_delays,
+        jitter: None,
         retry_on: view.retry_on,
     };
     ScheduleSpec {
@@ -294,8 +287,8 @@ fn spec(view: ScheduleView) -> ScheduleSpec {
         cron_expression: view.cron_expression,
         interval: view.interval_ms.map(convert::duration),
         timezone: Some(view.timezone),
-        dst_gap: convert::dst_gap(&json_name(&view.dst_gap)),
-        dst_overlap: convert::dst_overlap(&json_name(&view.dst_overlap)),
+        dst_gap: convert::dst_gap(&convert::json_name(&view.dst_gap)),
+        dst_overlap: convert::dst_overlap(&convert::json_name(&view.dst_overlap)),
         start_at: view.start_at.map(convert::timestamp),
         end_at: view.end_at.map(convert::timestamp),
         except: view.except,
@@ -309,10 +302,10 @@ fn spec(view: ScheduleView) -> ScheduleSpec {
         webhook_url: view.webhook_url,
         concurrency_key: view.concurrency_key,
         tags: view.tags,
-        misfire: convert::misfire(&json_name(&view.misfire)),
+        misfire: convert::misfire(&convert::json_name(&view.misfire)),
         misfire_grace: Some(convert::duration(view.misfire_grace_ms)),
         catch_up_limit: Some(view.catch_up_limit),
-        overlap: convert::overlap(&json_name(&view.overlap)),
+        overlap: convert::overlap(&convert::json_name(&view.overlap)),
         jitter: Some(convert::duration(view.jitter_ms)),
         max_runs: view.max_runs,
         is_active: Some(view.is_active),

@@ -13,6 +13,9 @@ use crate::{ApiResult, context};
 
 /// The scopes of which each call needs one, by the last two segments of its path.
 const CALLS: &[(&str, &[KeyScope])] = &[
+    ("faena.v1.BulkService/GetBulkAction", &[Read]),
+    ("faena.v1.BulkService/ListBulkActions", &[Read]),
+    ("faena.v1.BulkService/CancelBulkAction", &[Write]),
     ("faena.v1.EventService/Subscribe", &[Read, Worker]),
     ("faena.v1.JobService/CreateJob", &[Write]),
     ("faena.v1.JobService/BatchCreateJobs", &[Write]),
@@ -35,10 +38,15 @@ const CALLS: &[(&str, &[KeyScope])] = &[
     ("faena.v1.TaskService/RegisterMachine", &[Write]),
     ("faena.v1.TaskService/GetMachine", &[Read]),
     ("faena.v1.TaskService/ListMachines", &[Read]),
+    ("faena.v1.TaskService/CheckMachine", &[Read]),
+    ("faena.v1.TaskService/GetMachineDiagram", &[Read]),
+    ("faena.v1.TaskService/GetMachineSchema", &[Read]),
+    ("faena.v1.TaskService/MigrateTasks", &[Write]),
     ("faena.v1.TaskService/CreateTask", &[Write]),
     ("faena.v1.TaskService/GetTask", &[Read, Worker]),
     ("faena.v1.TaskService/ListTasks", &[Read, Worker]),
     ("faena.v1.TaskService/ListTaskHistory", &[Read]),
+    ("faena.v1.TaskService/ListTaskEvents", &[Read]),
     ("faena.v1.TaskService/ExplainTask", &[Read]),
     ("faena.v1.TaskService/SendTaskEvent", &[Write, Worker]),
     ("faena.v1.TaskService/ApproveTask", &[Write]),
@@ -46,10 +54,15 @@ const CALLS: &[(&str, &[KeyScope])] = &[
     ("faena.v1.TaskService/CancelTask", &[Write]),
     ("faena.v1.TaskService/PauseTask", &[Write]),
     ("faena.v1.TaskService/ResumeTask", &[Write]),
+    ("faena.v1.TaskService/ForkTask", &[Write]),
+    ("faena.v1.TaskService/BulkSendTaskEvent", &[Write]),
+    ("faena.v1.TaskService/BulkCancelTasks", &[Write]),
+    ("faena.v1.TaskService/BulkPauseTasks", &[Write]),
+    ("faena.v1.TaskService/BulkResumeTasks", &[Write]),
 ];
 
-/// Tasks belong to no queue, so a key that is restricted to queues may not call these.
-const OF_ALL_QUEUES: &str = "/faena.v1.TaskService/";
+/// Tasks and bulk actions belong to no queue, so a key that is restricted to queues may not call these.
+const OF_ALL_QUEUES: [&str; 2] = ["/faena.v1.TaskService/", "/faena.v1.BulkService/"];
 
 const CONNECT: &str = "faena.v1.WorkerService/Connect";
 
@@ -65,7 +78,7 @@ fn allows(path: &str) -> ApiResult<()> {
     let Some(scopes) = needs(path) else { return Ok(()) };
     let caller = context::access()?;
     caller.require_any(scopes)?;
-    if path.starts_with(OF_ALL_QUEUES) {
+    if OF_ALL_QUEUES.iter().any(|service| path.starts_with(service)) {
         caller.require_all_queues()?;
     }
     Ok(())

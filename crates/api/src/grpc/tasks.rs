@@ -2,27 +2,31 @@
 //!
 //! A request becomes a body or query of the HTTP API, so that the same rules apply to both.
 
-use faena_machine::{Approval, Decision, Event, Outcome, Record, Status, Timer, TimerKind};
-use faena_store::{MachineStatus, TaskAnswer};
 use faena_wire::v1::{
-    self, ApproveTaskRequest, ApproveTaskResponse, CancelTaskRequest, CancelTaskResponse, CreateTaskRequest,
-    CreateTaskResponse, ExplainTaskRequest, ExplainTaskResponse, GetMachineRequest, GetMachineResponse, GetTaskRequest,
-    GetTaskResponse, ListMachinesRequest, ListMachinesResponse, ListTaskHistoryRequest, ListTaskHistoryResponse,
-    ListTasksRequest, ListTasksResponse, PauseTaskRequest, PauseTaskResponse, RegisterMachineRequest,
-    RegisterMachineResponse, RejectTaskRequest, RejectTaskResponse, ResumeTaskRequest, ResumeTaskResponse,
-    SendTaskEventRequest, SendTaskEventResponse, TaskWaitReason, task_service_server::TaskService,
+    self, ApproveTaskRequest, ApproveTaskResponse, BulkCancelTasksRequest, BulkCancelTasksResponse,
+    BulkPauseTasksRequest, BulkPauseTasksResponse, BulkResumeTasksRequest, BulkResumeTasksResponse,
+    BulkSendTaskEventRequest, BulkSendTaskEventResponse, CancelTaskRequest, CancelTaskResponse, CheckMachineRequest,
+    CheckMachineResponse, CreateTaskRequest, CreateTaskResponse, DiagramFormat, ExplainTaskRequest,
+    ExplainTaskResponse, ForkTaskRequest, ForkTaskResponse, GetMachineDiagramRequest, GetMachineDiagramResponse,
+    GetMachineRequest, GetMachineResponse, GetMachineSchemaRequest, GetMachineSchemaResponse, GetTaskRequest,
+    GetTaskResponse, ListMachinesRequest, ListMachinesResponse, ListTaskEventsRequest, ListTaskEventsResponse,
+    ListTaskHistoryRequest, ListTaskHistoryResponse, ListTasksRequest, ListTasksResponse, MigrateTasksRequest,
+    MigrateTasksResponse, PauseTaskRequest, PauseTaskResponse, RegisterMachineRequest, RegisterMachineResponse,
+    RejectTaskRequest, RejectTaskResponse, ResumeTaskRequest, ResumeTaskResponse, SendTaskEventRequest,
+    SendTaskEventResponse, TaskBulkOptions, TaskBulkResult, TaskWaitReason, task_service_server::TaskService,
 };
-use serde_json::{Value, json};
-use tonic::{Request, Response};
+use serde_json::json;
+use tonic::{Request, Response, Status};
 
 use super::{
     GrpcResult,
-    convert::{self, JsonBody, timestamp},
-    query,
+    convert::{self, JsonBody, query_text, timestamp},
+    events, query,
+    task_messages::{bulk_result, finding, machine_status, message, migration, record, task_answer, task_status},
 };
 use crate::{
-    Api,
-    rest::{machines, task_views::TaskView, tasks},
+    Api, ApiError,
+    rest::{machines, task_bulk, task_forks, tasks},
 };
 
 pub struct Tasks(pub Api);
@@ -58,6 +62,62 @@ impl TaskService for Tasks {
         Ok(Response::new(ListMachinesResponse { machines: machines.into_iter().map(machine_status).collect() }))
     }
 
+    async fn check_machine(&self, request: Request<CheckMachineRequest>) -> GrpcResult<CheckMachineResponse> {
+        let response = match machines::parsed(request.into_inner().definition).await? {
+            Ok(definition) => CheckMachineResponse {
+                findings: Vec::new(),
+                name: definition.machine,
+                version: definition.version,
+                hash: definition.hash,
+            },
+            Err(findings) => CheckMachineResponse {
+                findings: findings.into_iter().map(finding).collect(),
+                ..CheckMachineResponse::default()
+            },
+        };
+        Ok(Response::new(response))
+    }
+
+    async fn get_machine_diagram(
+        &self,
+        request: Request<GetMachineDiagramRequest>,
+    ) -> GrpcResult<GetMachineDiagramResponse> {
+        let GetMachineDiagramRequest { name, version, format } = request.into_inner();
+        let format =
+            DiagramFormat::try_from(format).map_err(|_| ApiError::invalid_field("format", "must be SVG or MERMAID"))?;
+        let query = query([("version", version.map(|version| version.to_string()))]);
+        let definition = machines::requested(&self.0, &name, Some(&query)).await?.definition;
+        let diagram = match format {
+            DiagramFormat::Mermaid => definition.to_mermaid(),
+            DiagramFormat::Unspecified | DiagramFormat::Svg => definition.to_svg(&[]),
+        };
+        Ok(Response::new(GetMachineDiagramResponse { diagram }))
+    }
+
+    async fn get_machine_schema(&self, _: Request<GetMachineSchemaRequest>) -> GrpcResult<GetMachineSchemaResponse> {
+        Ok(Response::new(GetMachineSchemaResponse { schema_json: faena_machine::schema().to_string() }))
+    }
+
+    async fn migrate_tasks(&self, request: Request<MigrateTasksRequest>) -> GrpcResult<MigrateTasksResponse> {
+        let request = request.into_inner();
+        let mut states = serde_json::Map::new();
+        for v1::StateMapping { from, to } in request.states {
+            if states.insert(from.clone(), to.into()).is_some() {
+                let error = ApiError::invalid_field(&format!("map.{from}"), "must be given once");
+                return Err(error.into());
+            }
+        }
+        let mut body = JsonBody::default();
+        body.put("from", Some(request.from_version));
+        body.put("to", Some(request.to_version));
+        body.put("map", Some(states));
+        body.put("entry", convert::migration_entry_name(request.entry));
+        body.put("dryRun", Some(request.dry_run));
+        body.put("perSecond", request.per_second);
+        let body = body.into_bytes();
+        Ok(Response::new(migration(task_bulk::migrate_from(&self.0, &request.machine, &body).await?)))
+    }
+
     async fn create_task(&self, request: Request<CreateTaskRequest>) -> GrpcResult<CreateTaskResponse> {
         let request = request.into_inner();
         let mut body = JsonBody::default();
@@ -65,6 +125,7 @@ impl TaskService for Tasks {
         body.put("version", request.version);
         body.put("title", request.title);
         body.put("correlationId", request.correlation_id);
+        body.put_list("tags", request.tags);
         let task = tasks::create_from(&self.0, body.into_text("data", &request.data_json).as_bytes()).await?;
         Ok(Response::new(CreateTaskResponse { task: Some(message(task)) }))
     }
@@ -76,12 +137,12 @@ impl TaskService for Tasks {
 
     async fn list_tasks(&self, request: Request<ListTasksRequest>) -> GrpcResult<ListTasksResponse> {
         let request = request.into_inner();
-        let status = convert::task_status_name(request.status);
         let query = query([
             ("machine", request.machine),
             ("version", request.version.map(|version| version.to_string())),
             ("state", request.state),
-            ("status", status.map(|status| status.as_str().map_or(status.to_string(), str::to_owned))),
+            ("status", convert::task_status_name(request.status).map(query_text)),
+            ("tag", request.tag),
             ("correlationId", request.correlation_id),
             ("approval", request.approval.then(|| "true".to_owned())),
             ("limit", request.page_size.map(|size| size.to_string())),
@@ -92,6 +153,7 @@ impl TaskService for Tasks {
             tasks: tasks.into_iter().map(message).collect(),
             total_size: page_info.total,
             next_page_token: page_info.next_cursor.unwrap_or_default(),
+            total_is_exact: page_info.total_is_exact,
         }))
     }
 
@@ -100,6 +162,15 @@ impl TaskService for Tasks {
         let query = query([("after", Some(after.to_string())), ("limit", page_size.map(|size| size.to_string()))]);
         let history = tasks::history_of(&self.0, &id, Some(&query)).await?;
         Ok(Response::new(ListTaskHistoryResponse { records: history.into_iter().map(record).collect() }))
+    }
+
+    async fn list_task_events(&self, request: Request<ListTaskEventsRequest>) -> GrpcResult<ListTaskEventsResponse> {
+        let ListTaskEventsRequest { id, after, page_size } = request.into_inner();
+        let query = query([("after", Some(after.to_string())), ("limit", page_size.map(|size| size.to_string()))]);
+        let found = tasks::events_of(&self.0, &id, Some(&query)).await?;
+        let source = &self.0.engine.config.outbox.source;
+        let events = found.iter().map(|stored| events::event(stored, source)).collect();
+        Ok(Response::new(ListTaskEventsResponse { events }))
     }
 
     async fn explain_task(&self, request: Request<ExplainTaskRequest>) -> GrpcResult<ExplainTaskResponse> {
@@ -153,6 +224,74 @@ impl TaskService for Tasks {
         let answer = tasks::resumed(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(ResumeTaskResponse { answer: Some(task_answer(answer)) }))
     }
+
+    async fn fork_task(&self, request: Request<ForkTaskRequest>) -> GrpcResult<ForkTaskResponse> {
+        let ForkTaskRequest { id, at, data_json } = request.into_inner();
+        let mut body = JsonBody::default();
+        body.put("at", at);
+        let body = body.into_text("data", &data_json);
+        let fork = task_forks::fork_from(&self.0, &id, body.as_bytes()).await?;
+        let task = tasks::shown(&self.0, &fork.to_string()).await?;
+        Ok(Response::new(ForkTaskResponse { task: Some(message(task)) }))
+    }
+
+    async fn bulk_send_task_event(
+        &self,
+        request: Request<BulkSendTaskEventRequest>,
+    ) -> GrpcResult<BulkSendTaskEventResponse> {
+        let request = request.into_inner();
+        let mut body = bulk_body(request.options);
+        body.put("type", Some(request.r#type).filter(|kind| !kind.is_empty()));
+        let body = body.into_text("payload", &request.payload_json);
+        let result = Some(self.bulk("send", body.as_bytes()).await?);
+        Ok(Response::new(BulkSendTaskEventResponse { result }))
+    }
+
+    async fn bulk_cancel_tasks(&self, request: Request<BulkCancelTasksRequest>) -> GrpcResult<BulkCancelTasksResponse> {
+        let request = request.into_inner();
+        let mut body = bulk_body(request.options);
+        body.put("reason", request.reason);
+        let result = Some(self.bulk("cancel", &body.into_bytes()).await?);
+        Ok(Response::new(BulkCancelTasksResponse { result }))
+    }
+
+    async fn bulk_pause_tasks(&self, request: Request<BulkPauseTasksRequest>) -> GrpcResult<BulkPauseTasksResponse> {
+        let body = bulk_body(request.into_inner().options).into_bytes();
+        let result = Some(self.bulk("pause", &body).await?);
+        Ok(Response::new(BulkPauseTasksResponse { result }))
+    }
+
+    async fn bulk_resume_tasks(&self, request: Request<BulkResumeTasksRequest>) -> GrpcResult<BulkResumeTasksResponse> {
+        let body = bulk_body(request.into_inner().options).into_bytes();
+        let result = Some(self.bulk("resume", &body).await?);
+        Ok(Response::new(BulkResumeTasksResponse { result }))
+    }
+}
+
+impl Tasks {
+    async fn bulk(&self, action: &str, body: &[u8]) -> Result<TaskBulkResult, Status> {
+        Ok(bulk_result(task_bulk::act_from(&self.0, action, body).await?))
+    }
+}
+
+/// Returns the fields of an action on many tasks that all actions have.
+fn bulk_body(options: Option<TaskBulkOptions>) -> JsonBody {
+    let TaskBulkOptions { filter, all, dry_run, per_second } = options.unwrap_or_default();
+    let filter = filter.unwrap_or_default();
+    let mut fields = JsonBody::default();
+    fields.put("machine", filter.machine);
+    fields.put("version", filter.version);
+    fields.put("state", filter.state);
+    fields.put("status", convert::task_status_name(filter.status));
+    fields.put("correlationId", filter.correlation_id);
+    fields.put("approval", filter.approval.then_some(true));
+    fields.put("tag", filter.tag);
+    let mut body = JsonBody::default();
+    body.put("filter", Some(fields.0));
+    body.put("all", Some(all));
+    body.put("dryRun", Some(dry_run));
+    body.put("perSecond", per_second);
+    body
 }
 
 /// Returns the body of a request whose fields are texts.
@@ -161,146 +300,5 @@ fn texts<const N: usize>(fields: [(&str, Option<String>); N]) -> Vec<u8> {
     for (name, text) in fields {
         body.put(name, text);
     }
-    Value::Object(body.0).to_string().into_bytes()
-}
-
-/// Returns the name of a value of an enum, as JSON has it.
-fn json_name(value: &impl serde::Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(Value::String(name)) => name,
-        _ => String::new(),
-    }
-}
-
-fn task_status(status: Status) -> i32 {
-    convert::task_status(&json_name(&status))
-}
-
-fn task_outcome(outcome: Outcome) -> i32 {
-    convert::task_outcome(&json_name(&outcome))
-}
-
-fn machine_status(status: MachineStatus) -> v1::MachineStatus {
-    let count = |(name, count): (String, u64)| v1::TaskCount { status: convert::task_status(&name), count };
-    v1::MachineStatus {
-        machine: Some(v1::Machine {
-            name: status.name,
-            version: status.version,
-            hash: status.hash,
-            created_at: Some(timestamp(status.created_at)),
-            created_by: status.created_by,
-        }),
-        tasks: status.tasks.into_iter().map(count).collect(),
-    }
-}
-
-fn message(task: TaskView) -> v1::Task {
-    let counter = |(name, count)| v1::TaskCounter { name, count };
-    v1::Task {
-        id: task.id,
-        machine: task.machine,
-        version: task.version,
-        title: task.title,
-        correlation_id: task.correlation_id,
-        status: task_status(task.status),
-        state: task.state,
-        fault: task.fault,
-        data_json: task.data.to_string(),
-        counters: task.counters.into_iter().map(counter).collect(),
-        timers: task.timers.into_iter().map(timer).collect(),
-        approval: task.approval.map(approval),
-        deferred: task.deferred.into_iter().map(deferred).collect(),
-        epoch: task.epoch,
-        transitions: task.transitions,
-        created_at: Some(timestamp(task.created_at)),
-        created_by: task.created_by,
-        updated_at: Some(timestamp(task.updated_at)),
-        ended_at: task.ended_at.map(timestamp),
-        due_at: task.due_at.map(timestamp),
-    }
-}
-
-fn timer(timer: Timer) -> v1::TaskTimer {
-    let (kind, name) = match timer.kind {
-        TimerKind::Silence => (v1::TaskTimerKind::Silence, String::new()),
-        TimerKind::NoProgress => (v1::TaskTimerKind::NoProgress, String::new()),
-        TimerKind::Total => (v1::TaskTimerKind::Total, String::new()),
-        TimerKind::Lifetime => (v1::TaskTimerKind::Lifetime, String::new()),
-        TimerKind::Poll => (v1::TaskTimerKind::Poll, String::new()),
-        TimerKind::Named(name) => (v1::TaskTimerKind::Named, name),
-        TimerKind::Remind => (v1::TaskTimerKind::Remind, String::new()),
-        TimerKind::Escalate => (v1::TaskTimerKind::Escalate, String::new()),
-        TimerKind::Expire => (v1::TaskTimerKind::Expire, String::new()),
-    };
-    v1::TaskTimer { kind: kind.into(), name, state: timer.state, due_at: Some(timestamp(timer.due)) }
-}
-
-fn approval(approval: Approval) -> v1::TaskApproval {
-    let decision = |decision: Decision| v1::TaskDecision {
-        actor: decision.actor,
-        caller: decision.caller,
-        approve: decision.approve,
-        decided_at: Some(timestamp(decision.at)),
-        comment: decision.comment,
-    };
-    v1::TaskApproval {
-        state: approval.state,
-        since: Some(timestamp(approval.since)),
-        hash: approval.hash,
-        subject_json: approval.subject.to_string(),
-        quorum: approval.quorum,
-        groups: approval.groups,
-        decisions: approval.decisions.into_iter().map(decision).collect(),
-    }
-}
-
-fn deferred(event: Event) -> v1::DeferredTaskEvent {
-    v1::DeferredTaskEvent {
-        id: event.id,
-        r#type: event.kind,
-        payload_json: event.payload.to_string(),
-        actor: event.actor,
-        received_at: Some(timestamp(event.at)),
-    }
-}
-
-fn record(record: Record) -> v1::TaskRecord {
-    v1::TaskRecord {
-        sequence: record.sequence,
-        recorded_at: Some(timestamp(record.at)),
-        event: record.event,
-        event_id: record.event_id,
-        actor: record.actor,
-        outcome: task_outcome(record.outcome),
-        from: record.from,
-        to: record.to,
-        actions: record.actions,
-        reason: record.reason,
-    }
-}
-
-fn task_answer(answer: TaskAnswer) -> v1::TaskAnswer {
-    v1::TaskAnswer {
-        outcome: task_outcome(answer.outcome),
-        state: answer.state,
-        reason: answer.reason,
-        duplicate: answer.duplicate,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_status_and_outcome_of_a_task_has_a_value_in_the_protocol() {
-        for status in [Status::Running, Status::Paused, Status::Completed, Status::Failed, Status::Cancelled] {
-            assert_ne!(task_status(status), 0, "{status:?}");
-            assert_eq!(convert::task_status_name(task_status(status)), Some(json!(status)));
-        }
-        // The others are errors: they change nothing, so no record has them.
-        for outcome in [Outcome::Applied, Outcome::Deferred, Outcome::Ignored, Outcome::Stale] {
-            assert_ne!(task_outcome(outcome), 0, "{outcome:?}");
-        }
-    }
+    body.into_bytes()
 }

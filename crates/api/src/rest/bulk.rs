@@ -15,7 +15,7 @@ use axum::{
 };
 use faena_domain::{BulkId, ErrorCode, JobId, JobState, JobView, Timestamp, parse::Fields};
 use faena_store::{Bulk, BulkAction, BulkWork, Filter, NewBulk, Page, StoreError};
-use faena_wire::{BulkExample, BulkList, BulkResponse, BulkView};
+use faena_wire::{BulkExample, BulkList, BulkResponse, BulkView, PageInfo};
 use serde_json::{Map, Value};
 
 use super::{
@@ -173,25 +173,41 @@ pub fn parse_per_second(fields: &mut Fields, max: u64) -> Option<u32> {
 }
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<BulkList> {
-    let paging = parse_paging(query.as_deref(), Paging::new())?;
+    let (actions, page_info) = listed(&api, query.as_deref()).await?;
+    respond(page_info, |page_info| BulkList::new(actions, page_info))
+}
+
+/// Returns the page of actions that a query asks for.
+pub async fn listed(api: &Api, query: Option<&str>) -> ApiResult<(Vec<BulkView>, PageInfo)> {
+    let paging = parse_paging(query, Paging::new())?;
     let store = &api.engine.store;
     let total = store.bulk_total().await?;
     let read = store.bulk_list(paging.wanted_by_position()?).await?;
     let (found, page_info) = paging.page_by_position(read, total)?;
-    respond(page_info, |page_info| BulkList::new(found.into_iter().map(view).collect(), page_info))
+    Ok((found.into_iter().map(view).collect(), page_info))
 }
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {
-    Ok(Json(view(find(&api, &id).await?)))
+    Ok(Json(shown(&api, &id).await?))
+}
+
+/// Returns an action with its progress.
+pub async fn shown(api: &Api, id: &str) -> ApiResult<BulkView> {
+    Ok(view(find(api, id).await?))
 }
 
 pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {
-    let bulk = find(&api, &id).await?;
+    Ok(Json(cancelled(&api, &id).await?))
+}
+
+/// Cancels an action and returns it.
+pub async fn cancelled(api: &Api, id: &str) -> ApiResult<BulkView> {
+    let bulk = find(api, id).await?;
     if !api.engine.store.bulk_stop(bulk.id, &actor(), Timestamp::now()).await? {
         let message = format!("bulk action {} has already finished", bulk.id);
         return Err(ApiError::new(ErrorCode::InvalidTransition, message));
     }
-    Ok(Json(view(find(&api, &id).await?)))
+    shown(api, id).await
 }
 
 async fn find(api: &Api, id: &str) -> ApiResult<Bulk> {

@@ -72,10 +72,7 @@ pub async fn register_from(api: &Api, body: &[u8]) -> ApiResult<(RegisteredMachi
         Value::String(text) => text,
         other => other.to_string(),
     };
-    // The checks of a large definition take long enough to delay other requests.
-    let parsed = tokio::task::spawn_blocking(move || Definition::parse(&text)).await;
-    let parsed = parsed.map_err(|error| ApiError::internal(&error.to_string()))?;
-    let definition = Arc::new(parsed.map_err(|findings| invalid(&findings))?);
+    let definition = Arc::new(parsed(text).await?.map_err(|findings| invalid(&findings))?);
     let machine = NewMachine { definition: definition.clone() };
     let registered = api.engine.store.machine_register(machine, &actor(), Timestamp::now()).await?;
     let answer = RegisteredMachine {
@@ -84,6 +81,13 @@ pub async fn register_from(api: &Api, body: &[u8]) -> ApiResult<(RegisteredMachi
         hash: definition.hash.clone(),
     };
     Ok((answer, registered == Registered::Known))
+}
+
+/// Reads and checks a definition.
+pub async fn parsed(text: String) -> ApiResult<Result<Definition, Vec<Finding>>> {
+    // The checks of a large definition take long enough to delay other requests.
+    let parsed = tokio::task::spawn_blocking(move || Definition::parse(&text)).await;
+    parsed.map_err(|error| ApiError::internal(&error.to_string()))
 }
 
 fn invalid(findings: &[Finding]) -> ApiError {
@@ -139,7 +143,8 @@ pub async fn schema() -> Json<Value> {
     Json(faena_machine::schema())
 }
 
-async fn requested(api: &Api, name: &str, query: Option<&str>) -> ApiResult<StoredMachine> {
+/// Returns the machine of a path, in the version that a query asks for.
+pub async fn requested(api: &Api, name: &str, query: Option<&str>) -> ApiResult<StoredMachine> {
     let mut version = None;
     read_query(query, &[], |parameter, value| match parameter {
         "version" => {

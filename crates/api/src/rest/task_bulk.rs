@@ -122,8 +122,13 @@ pub struct Refusal {
 /// Sends an event to every task that matches a filter, or cancels, pauses or resumes them.
 pub async fn act(State(api): State<Api>, Segment(action): Segment, body: Body) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
-    let mut fields = api.parser().fields(&body)?;
-    let action = match action.as_str() {
+    Ok(respond(act_from(&api, &action, &body).await?))
+}
+
+/// Performs the action of a request.
+pub async fn act_from(api: &Api, action: &str, body: &[u8]) -> ApiResult<Started<TaskBulkResponse>> {
+    let mut fields = api.parser().fields(body)?;
+    let action = match action {
         "send" => TaskAction::Send {
             event: required_text(&mut fields, "type"),
             payload: Value::Object(fields.take("payload", "an object").unwrap_or_default()),
@@ -138,7 +143,7 @@ pub async fn act(State(api): State<Api>, Segment(action): Segment, body: Body) -
     };
     let (filter, request) = parse_request(fields)?;
     if let TaskAction::Send { event, .. } = &action {
-        check_event(&api, &filter, event).await?;
+        check_event(api, &filter, event).await?;
     }
     if filter == (TaskFilter { open: true, ..TaskFilter::default() }) && !request.all {
         return Err(ApiError::invalid_field("filter", "matches every task; set \"all\": true to confirm"));
@@ -153,12 +158,12 @@ pub async fn act(State(api): State<Api>, Segment(action): Segment, body: Body) -
         ..TaskBulkResponse::default()
     };
     let Some(newest) = newest(&sample).filter(|_| !request.dry_run) else {
-        return Ok(Json(response).into_response());
+        return Ok(Started { response, in_background: None });
     };
     let work = BulkWork::Tasks(TaskBulk { action, filter });
-    let progress = start(api, work, &request, newest, matched).await?;
+    let progress = start(api.clone(), work, &request, newest, matched).await?;
     (response.id, response.done, response.skipped) = (Some(progress.id), progress.done, progress.skipped);
-    Ok(progress.respond(response))
+    Ok(Started { response, in_background: progress.in_background() })
 }
 
 fn example(task: &StoredTask) -> TaskExample {
@@ -238,13 +243,22 @@ struct Progress {
 }
 
 impl Progress {
-    fn respond(&self, response: impl Serialize) -> Response {
-        if self.has_finished {
-            return Json(response).into_response();
-        }
-        let location = [(header::LOCATION, format!("/api/v1/bulk/{}", self.id))];
-        (StatusCode::ACCEPTED, location, Json(response)).into_response()
+    fn in_background(&self) -> Option<BulkId> {
+        (!self.has_finished).then_some(self.id)
     }
+}
+
+/// What an action has done when it is answered.
+pub struct Started<T> {
+    pub response: T,
+    /// The action, if it continues.
+    pub in_background: Option<BulkId>,
+}
+
+fn respond(started: Started<impl Serialize>) -> Response {
+    let Some(id) = started.in_background else { return Json(started.response).into_response() };
+    let location = [(header::LOCATION, format!("/api/v1/bulk/{id}"))];
+    (StatusCode::ACCEPTED, location, Json(started.response)).into_response()
 }
 
 async fn start(api: Api, work: BulkWork, request: &BulkRequest, up_to: Uuid, matched: u64) -> ApiResult<Progress> {
@@ -260,7 +274,12 @@ async fn start(api: Api, work: BulkWork, request: &BulkRequest, up_to: Uuid, mat
 /// Moves the tasks of one version of a machine to another: `{from, to, map, entry, dryRun, perSecond}`.
 pub async fn migrate(State(api): State<Api>, Segment(name): Segment, body: Body) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
-    let mut fields = api.parser().fields(&body)?;
+    Ok(respond(migrate_from(&api, &name, &body).await?))
+}
+
+/// Performs the migration of a request.
+pub async fn migrate_from(api: &Api, name: &str, body: &[u8]) -> ApiResult<Started<MigrationResponse>> {
+    let mut fields = api.parser().fields(body)?;
     let (from, to) = (version(&mut fields, "from"), version(&mut fields, "to"));
     let map: BTreeMap<String, String> = fields.take("map", "an object of old and new states").unwrap_or_default();
     let entry = fields.text("entry").unwrap_or_else(|| "run".to_owned());
@@ -274,23 +293,26 @@ pub async fn migrate(State(api): State<Api>, Segment(name): Segment, body: Body)
         errors.push(FieldError::new("to", "must be another version"));
     }
     check(errors)?;
-    let old = machines::stored(&api, &name, Some(from)).await?.definition;
-    let new = machines::stored(&api, &name, Some(to)).await?.definition;
+    let old = machines::stored(api, name, Some(from)).await?.definition;
+    let new = machines::stored(api, name, Some(to)).await?.definition;
     let migration =
         Migration { from, definition: new, states: map.clone(), runs_entry: entry == "run", actor: actor() };
     let faults = migration.check(&old).into_iter();
     check(faults.map(|(state, message)| FieldError::new(format!("map.{state}"), message)).collect())?;
-    let filter = TaskFilter { machine: Some(name), version: Some(from), open: true, ..TaskFilter::default() };
-    let (first, mut response) = plan(&api, &old, &migration, &filter).await?;
+    let filter =
+        TaskFilter { machine: Some(name.to_owned()), version: Some(from), open: true, ..TaskFilter::default() };
+    let (first, mut response) = plan(api, &old, &migration, &filter).await?;
     (response.dry_run, response.per_second) = (dry_run, per_second);
     let movable = response.states.iter().any(|state| state.to.is_some());
-    let Some(newest) = first.filter(|_| !dry_run && movable) else { return Ok(Json(response).into_response()) };
+    let Some(newest) = first.filter(|_| !dry_run && movable) else {
+        return Ok(Started { response, in_background: None });
+    };
     let action = TaskAction::Migrate { to, map, runs_entry: migration.runs_entry };
     let request = BulkRequest { all: true, dry_run, per_second };
     let work = BulkWork::Tasks(TaskBulk { action, filter });
-    let progress = start(api, work, &request, newest, response.matched).await?;
+    let progress = start(api.clone(), work, &request, newest, response.matched).await?;
     (response.id, response.done, response.skipped) = (Some(progress.id), progress.done, progress.skipped);
-    Ok(progress.respond(response))
+    Ok(Started { response, in_background: progress.in_background() })
 }
 
 fn version(fields: &mut Fields, name: &str) -> u32 {

@@ -23,12 +23,18 @@ const PAGE: usize = 1_000;
 
 pub async fn fork(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Created> {
     let body = read_body(&api, body).await?;
-    let mut fields = optional_fields(&api, &body)?;
+    let fork = fork_from(&api, &id, &body).await?;
+    created(&api, fork).await
+}
+
+/// Creates the fork of a request and returns its id.
+pub async fn fork_from(api: &Api, id: &str, body: &[u8]) -> ApiResult<TaskId> {
+    let mut fields = optional_fields(api, body)?;
     let at = fields.number("at");
     let data: Map<String, Value> = fields.take("data", "an object").unwrap_or_default();
     check(fields.finish())?;
-    let original = stored(&api, &id).await?;
-    let (definition, point) = find_point(&api, &original, parse_id(&id)?, at).await?;
+    let original = stored(api, id).await?;
+    let (definition, point) = find_point(api, &original, parse_id(id)?, at).await?;
     let (fork, now) = (TaskId::new(), Timestamp::now());
     let origin = Origin { task_id: original.task.id.clone(), record: point.record };
     let audit = AuditEntry {
@@ -43,7 +49,7 @@ pub async fn fork(State(api): State<Api>, Segment(id): Segment, body: Body) -> A
     let StoredTask { title, correlation, tags, .. } = original;
     let new = NewTask { id: fork, definition, title, correlation, tags, first, audit: Some(audit) };
     api.engine.store.task_create(new, now).await?;
-    created(&api, fork).await
+    Ok(fork)
 }
 
 /// Reads a history up to the record `at`, or up to the last one before the end of the task.

@@ -8,7 +8,7 @@ use axum::{
 };
 use faena_domain::{ErrorCode, FieldError, TaskId, Timestamp, parse::Fields};
 use faena_machine::{Event, Input, Outcome, Record, Status, create as first_step};
-use faena_store::{EventQuery, NewTask, TaskAnswer, TaskFilter, TaskInput, TaskView as StoredTask};
+use faena_store::{EventQuery, NewTask, StoredEvent, TaskAnswer, TaskFilter, TaskInput, TaskView as StoredTask};
 use faena_wire::PageInfo;
 use serde_json::Value;
 
@@ -172,8 +172,17 @@ pub async fn events(
     Segment(id): Segment,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Json<TaskEvents>> {
+    let found = events_of(&api, &id, query.as_deref()).await?;
+    let source = &api.engine.config.outbox.source;
+    let events =
+        found.iter().map(|event| serde_json::from_str(&event.cloud_event(source).to_json()).unwrap_or_default());
+    Ok(Json(TaskEvents { events: events.collect() }))
+}
+
+/// Returns the stored events about a task that a query asks for.
+pub async fn events_of(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Vec<StoredEvent>> {
     let (mut after, mut limit) = (0, 100);
-    read_query(query.as_deref(), &[], |name, value| {
+    read_query(query, &[], |name, value| {
         match name {
             "after" => {
                 let number = value.parse().ok().filter(|number| (0..=i64::MAX).contains(number));
@@ -184,13 +193,9 @@ pub async fn events(
         }
         Ok(())
     })?;
-    stored(&api, &id).await?;
-    let query = EventQuery::Subject { id: parse_id(&id)?.0, after };
-    let found = api.engine.store.event_list(query, limit).await?;
-    let source = &api.engine.config.outbox.source;
-    let events =
-        found.iter().map(|event| serde_json::from_str(&event.cloud_event(source).to_json()).unwrap_or_default());
-    Ok(Json(TaskEvents { events: events.collect() }))
+    stored(api, id).await?;
+    let query = EventQuery::Subject { id: parse_id(id)?.0, after };
+    Ok(api.engine.store.event_list(query, limit).await?)
 }
 
 /// Sends an event: `{type, payload, metadata: {traceId, …}}`. The trace id is the id of the event.

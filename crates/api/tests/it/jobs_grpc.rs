@@ -1,9 +1,9 @@
 //! Tests of `faena.v1.JobService`.
 
 use faena_wire::v1::{
-    BatchCreateJobsRequest, CancelJobRequest, CreateJobRequest, DeleteJobRequest, GetJobRequest, Job, JobSpec,
-    JobState, ListJobsRequest, Priority, RetryJobRequest, RetryPolicy, WatchJobRequest,
-    job_service_client::JobServiceClient,
+    BatchCreateJobsRequest, CancelJobRequest, CreateJobRequest, DeleteJobRequest, ErrorReason, GetJobRequest, Job,
+    JobSort, JobSpec, JobState, ListJobsRequest, OnParentFailure, Priority, RetryJobRequest, RetryPolicy, SortOrder,
+    WatchJobRequest, job_service_client::JobServiceClient,
 };
 use serde_json::json;
 use tonic::Code;
@@ -31,16 +31,29 @@ async fn get(client: &mut JobServiceClient<axum::Router>, id: &str) -> Job {
 async fn every_field_of_a_job_is_the_same_as_over_http() {
     let app = App::start().await;
     let mut client = client(&app);
+    let parent = CreateJobRequest { job: Some(far_future_job("noop")) };
+    let parent = client.create_job(parent).await.unwrap().into_inner().id;
     let spec = JobSpec {
         payload_json: r#"{"big": 12345678901234567890123}"#.into(),
         priority: Priority::High.into(),
         retry_policy: Some(RetryPolicy {
             max_retries: Some(2),
             delay: Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }),
+            backoff_multiplier: Some(3.0),
+            max_delay: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+            delays: vec![prost_types::Duration { seconds: 5, nanos: 0 }],
+            jitter: Some(0.25),
             error_patterns: vec!["deadlock".into()],
             ..RetryPolicy::default()
         }),
         timeout: Some(prost_types::Duration { seconds: 90, nanos: 0 }),
+        expires_at: Some(prost_types::Timestamp { seconds: 4_102_448_400, nanos: 0 }),
+        webhook_url: Some("https://example.org/hook".into()),
+        idempotency_key: Some("i-1".into()),
+        unique_key: Some("u-1".into()),
+        concurrency_key: Some("c-1".into()),
+        depends_on: vec![parent.clone()],
+        on_parent_failure: OnParentFailure::Run.into(),
         tags: vec!["a".into()],
         ..far_future_job("noop")
     };
@@ -53,6 +66,66 @@ async fn every_field_of_a_job_is_the_same_as_over_http() {
     let job = get(&mut client, &created.id).await;
     assert_eq!((job.state(), job.priority()), (JobState::Pending, Priority::High));
     assert_eq!(job.payload_json, r#"{"big": 12345678901234567890123}"#, "byte for byte");
+    let retry = job.retry_policy.clone().unwrap();
+    assert_eq!((retry.max_retries, retry.backoff_multiplier, retry.jitter), (Some(2), Some(3.0), Some(0.25)));
+    let ms = |duration: prost_types::Duration| duration.seconds * 1_000 + i64::from(duration.nanos) / 1_000_000;
+    let delays: Vec<i64> = retry.delays.into_iter().map(ms).collect();
+    let times = [retry.delay, retry.max_delay, job.timeout].map(|duration| ms(duration.unwrap()));
+    assert_eq!((times, delays), ([1_500, 60_000, 90_000], vec![5_000]));
+    assert_eq!(retry.error_patterns, ["deadlock"]);
+    let seconds = |at: Option<prost_types::Timestamp>| at.map(|at| at.seconds);
+    assert_eq!((seconds(job.scheduled_at), seconds(job.expires_at)), (Some(4_102_444_800), Some(4_102_448_400)));
+    assert_eq!((job.updated_at, job.queued_at), (job.created_at, None));
+    let keys = [job.webhook_url.as_deref(), job.idempotency_key.as_deref(), job.unique_key.as_deref()];
+    assert_eq!(keys, [Some("https://example.org/hook"), Some("i-1"), Some("u-1")]);
+    assert_eq!((job.concurrency_key.as_deref(), job.on_parent_failure()), (Some("c-1"), OnParentFailure::Run));
+    assert_eq!(job.depends_on, [parent]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_listed_by_every_filter_of_http() {
+    let app = App::start().await;
+    let mut client = client(&app);
+    let high = JobSpec { priority: Priority::High.into(), ..far_future_job("noop") };
+    let batch = BatchCreateJobsRequest { jobs: vec![high, far_future_job("other")] };
+    let ids = client.batch_create_jobs(batch).await.unwrap().into_inner().ids;
+    let all = ListJobsRequest::default;
+    let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+    let sorted = |order: SortOrder| ListJobsRequest {
+        sort: JobSort::Priority.into(),
+        order: order.into(),
+        states: vec![JobState::Pending.into()],
+        ..all()
+    };
+    for (request, found) in [
+        (ListJobsRequest { priorities: vec![Priority::High.into()], ..all() }, vec![0]),
+        (ListJobsRequest { name: Some("other".into()), ..all() }, vec![1]),
+        (ListJobsRequest { search: Some("othe".into()), ..all() }, vec![1]),
+        (ListJobsRequest { worker_id: Some("nobody".into()), ..all() }, vec![]),
+        (ListJobsRequest { schedule_id: Some("none".into()), ..all() }, vec![]),
+        (ListJobsRequest { error: Some("broken".into()), ..all() }, vec![]),
+        (ListJobsRequest { error_reason: ErrorReason::Timeout.into(), ..all() }, vec![]),
+        (ListJobsRequest { created_after: at(1_600_000_000), ..all() }, vec![1, 0]),
+        (ListJobsRequest { created_before: at(1_600_000_000), ..all() }, vec![]),
+        (sorted(SortOrder::Desc), vec![0, 1]),
+        (sorted(SortOrder::Asc), vec![1, 0]),
+    ] {
+        let page = client.list_jobs(request.clone()).await.unwrap().into_inner();
+        let listed: Vec<&str> = page.jobs.iter().map(|job| job.id.as_str()).collect();
+        let expected: Vec<&str> = found.iter().map(|index: &usize| ids[*index].as_str()).collect();
+        assert_eq!(listed, expected, "{request:?}");
+        assert!(page.total_is_exact && page.sort_is_exact && !page.is_partial);
+    }
+    for request in [
+        ListJobsRequest { priorities: vec![99], ..all() },
+        ListJobsRequest { sort: 99, ..all() },
+        ListJobsRequest { order: 99, ..all() },
+        ListJobsRequest { error_reason: 99, ..all() },
+        ListJobsRequest { search: Some(" ".into()), ..all() },
+    ] {
+        let error = client.list_jobs(request.clone()).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{request:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -30,6 +30,7 @@ mod schedules;
 mod schedules_grpc;
 mod task_access;
 mod task_operations;
+mod task_operations_grpc;
 mod tasks;
 mod tasks_grpc;
 mod trace;

@@ -67,7 +67,10 @@ async fn every_fault_of_a_definition_is_reported_with_its_line() {
     assert_eq!(status, StatusCode::BAD_REQUEST);
     let details = answer["error"]["details"].as_array().unwrap();
     let messages: Vec<&str> = details.iter().map(|one| one["message"].as_str().unwrap()).collect();
-    assert!(messages.iter().any(|message| message.contains("line 7: there is no state \"NOWHERE\"")), "{messages:?}");
+    for fault in ["line 7: there is no state \"NOWHERE\"", "\"shop\""] {
+        let found = messages.iter().find(|message| message.contains(fault));
+        assert!(found.is_some_and(|message| message.starts_with("line ")), "{fault}: {messages:?}");
+    }
     for body in
         [json!({}), json!({"definition": 7}), json!({"definition": "x", "more": 1}), json!({"definition": "a: [1"})]
     {
@@ -132,11 +135,37 @@ async fn a_wrong_event_changes_nothing() {
         let (found, answer) = post(&app, &events, body.clone()).await;
         assert_eq!(found, status, "{body}: {answer}");
     }
+    let large = json!({"type": "ship", "payload": {"text": "x".repeat(1 << 20)}});
+    let (status, answer) = post(&app, &events, large).await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (413, &json!("PAYLOAD_TOO_LARGE")));
     assert_eq!(app.get(&format!("/api/v1/tasks/{id}")).await.json(), before);
     let unknown = "/api/v1/tasks/018f0000-0000-7000-8000-000000000000";
     assert_eq!(app.get(unknown).await.status, StatusCode::NOT_FOUND);
     assert_eq!(post(&app, &format!("{unknown}/events"), json!({"type": "pay"})).await.0, StatusCode::NOT_FOUND);
     assert_eq!(app.get("/api/v1/tasks/abc").await.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_plan_is_not_approved_with_the_hash_of_another_plan() {
+    let app = App::start().await;
+    let data = json!({"prompt": "p", "repositorioOrigen": "/r"});
+    let (_, task) = post(&app, "/api/v1/tasks", json!({"machine": "coding-task", "data": data})).await;
+    let path = format!("/api/v1/tasks/{}", task["id"].as_str().unwrap());
+    let mut hashes = Vec::new();
+    for plan in ["p1", "p2"] {
+        let made = json!({"type": "resultado.plan_generado", "payload": {"planId": plan, "plan": "do it"}});
+        let (status, answer) = post(&app, &format!("{path}/events"), made).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        hashes.push(app.get(&path).await.json()["approval"]["hash"].clone());
+        if plan == "p1" {
+            post(&app, &format!("{path}/reject"), json!({"hash": hashes[0], "comment": "again"})).await;
+        }
+    }
+    let (status, answer) = post(&app, &format!("{path}/approve"), json!({"hash": hashes[0]})).await;
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::CONFLICT, &json!("CONFLICT")), "{answer}");
+    assert_eq!(app.get(&path).await.json()["state"], "ESPERANDO_APROBACION_PLAN", "nothing was approved");
+    let (status, answer) = post(&app, &format!("{path}/approve"), json!({"hash": hashes[1]})).await;
+    assert_eq!((status, &answer["state"]), (StatusCode::OK, &json!("EJECUTANDO_CODIGO.INICIANDO")), "{answer}");
 }
 
 #[tokio::test]
@@ -148,6 +177,10 @@ async fn invalid_tasks_are_refused() {
         (json!({"machine": "coding-task", "data": {"prompt": "x"}}), StatusCode::BAD_REQUEST),
         (json!({"machine": "coding-task", "data": 7}), StatusCode::BAD_REQUEST),
         (json!({"machine": "coding-task", "title": ""}), StatusCode::BAD_REQUEST),
+        (
+            json!({"machine": "coding-task", "data": {"prompt": "x".repeat(300 << 10), "repositorioOrigen": "/r"}}),
+            StatusCode::BAD_REQUEST,
+        ),
     ] {
         let (found, answer) = post(&app, "/api/v1/tasks", body.clone()).await;
         assert_eq!(found, status, "{body}: {answer}");
