@@ -120,6 +120,10 @@ impl Git {
             command.env_remove(name);
         }
         command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C");
+        // Git must not find a repository around the folder: the workdir may be inside of a person's checkout.
+        if let Some(parent) = folder.parent() {
+            command.env("GIT_CEILING_DIRECTORIES", parent);
+        }
         if std::env::var_os("GIT_SSH_COMMAND").is_none() {
             command.env("GIT_SSH_COMMAND", "ssh -oBatchMode=yes");
         }
@@ -150,26 +154,17 @@ impl Git {
         Ok(self.call(folder, &["rev-parse", "HEAD"], cancel).await?.trim().to_owned())
     }
 
-    /// Returns the worktree of a task, with the repository's copy up to date.
-    pub async fn worktree<'a>(
+    /// Returns the worktree of a task, as it is.
+    pub fn worktree<'a>(
         &'a self,
         copies: &Path,
         folder: PathBuf,
         repository: &Repository,
         task: &str,
         cancel: &'a CancellationToken,
-    ) -> Result<(Worktree<'a>, String), Failure> {
+    ) -> Worktree<'a> {
         let copy = copies.join(format!("{}.git", short_hash(&repository.address)));
-        let lock = self.lock(&copy);
-        let _locked = tokio::select! {
-            locked = lock.lock() => locked,
-            () = cancel.cancelled() => return Err(Failure::Cancelled),
-        };
-        self.update_copy(&copy, &repository.address, cancel).await?;
-        let branch = format!("faena/{task}");
-        let worktree = Worktree { git: self, cancel, copy, folder, branch };
-        let start = worktree.start(repository.base.as_deref()).await?;
-        Ok((worktree, start))
+        Worktree { git: self, cancel, copy, folder, branch: format!("faena/{task}") }
     }
 
     async fn update_copy(&self, copy: &Path, address: &str, cancel: &CancellationToken) -> Result<(), Failure> {
@@ -208,6 +203,17 @@ impl Worktree<'_> {
         self.git.call(&self.folder, arguments, self.cancel).await
     }
 
+    /// Brings the repository's copy up to date, and returns the commit from which a task without earlier work starts.
+    pub async fn fetch(&self, repository: &Repository) -> Result<String, Failure> {
+        let lock = self.git.lock(&self.copy);
+        let _locked = tokio::select! {
+            locked = lock.lock() => locked,
+            () = self.cancel.cancelled() => return Err(Failure::Cancelled),
+        };
+        self.git.update_copy(&self.copy, &repository.address, self.cancel).await?;
+        self.start(repository.base.as_deref()).await
+    }
+
     /// Returns the commit to start from: the pushed change of the task, if there is one, else the base.
     async fn start(&self, base: Option<&str>) -> Result<String, Failure> {
         let pushed = format!("refs/remotes/origin/{}^{{commit}}", self.branch);
@@ -229,9 +235,8 @@ impl Worktree<'_> {
 
     /// Puts the worktree on its branch at a commit, and removes what is not committed. Ignored files stay: they are caches.
     pub async fn reset(&self, commit: &str) -> Result<(), Failure> {
-        if self.call(&["rev-parse", "--git-dir"]).await.is_ok()
+        if self.folder.join(".git").is_file()
             && self.call(&["checkout", "--quiet", "--force", "-B", &self.branch, commit]).await.is_ok()
-            && self.call(&["reset", "--quiet", "--hard", commit]).await.is_ok()
             && self.call(&["clean", "--quiet", "-ffd"]).await.is_ok()
         {
             return Ok(());

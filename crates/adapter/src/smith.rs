@@ -207,23 +207,23 @@ impl Smith {
         let task = run.record.demand.task.clone();
         let folder = run.records.task_folder(&task).join("tree");
         fs::create_dir_all(&folder).map_err(|error| Failure::Retry(format!("cannot create a folder: {error}")))?;
-        let (tree, found) = self.git.worktree(&self.copies, folder, repository, &task, run.cancel).await?;
-        if run.record.commit.is_none() {
-            let start = run.record.start.clone().unwrap_or_else(|| found.clone());
-            // A copy that was made again does not have commits that were never pushed.
-            let start = match tree.reset(&start).await {
-                Err(Failure::Cancelled) => return Err(Failure::Cancelled),
-                Err(_) => {
-                    tree.reset(&found).await?;
-                    found
-                }
-                Ok(()) => start,
-            };
-            run.record.start = Some(start.clone());
-            run.save()?;
-            return Ok((tree, start));
+        let tree = self.git.worktree(&self.copies, folder, repository, &task, run.cancel);
+        if let (Some(start), Some(_)) = (&run.record.start, &run.record.commit) {
+            return Ok((tree, start.clone()));
         }
-        let start = run.record.start.clone().unwrap_or(found);
+        // Earlier work has fetched its commits.
+        if let Some(start) = &run.record.start {
+            match tree.reset(start).await {
+                Ok(()) => return Ok((tree, start.clone())),
+                Err(Failure::Cancelled) => return Err(Failure::Cancelled),
+                // A copy that was made again does not have commits that were never pushed.
+                Err(_) => {}
+            }
+        }
+        let start = tree.fetch(repository).await?;
+        tree.reset(&start).await?;
+        run.record.start = Some(start.clone());
+        run.save()?;
         Ok((tree, start))
     }
 

@@ -6,6 +6,7 @@ mod crashes;
 mod gateway;
 mod loops;
 mod limits;
+mod many_kills;
 
 use std::{
     fs::{self, File},
@@ -153,9 +154,13 @@ impl Workshop {
 
     /// Starts a smith with these two scripts.
     pub fn start_smith(&mut self, plan: &str, code: &str, more: &[&str]) {
+        self.start_smith_in("smith", plan, code, more);
+    }
+
+    pub fn start_smith_in(&mut self, workdir: &str, plan: &str, code: &str, more: &[&str]) {
         let (plan, code) = (self.path(plan).display().to_string(), self.path(code).display().to_string());
         let allowed = self.path("git").display().to_string();
-        let arguments = ["--workdir", "smith", "--allow-repository", &allowed, "--plan-command", &plan];
+        let arguments = ["--workdir", workdir, "--allow-repository", &allowed, "--plan-command", &plan];
         let more = [&arguments[..], &["--code-command", &code], more].concat();
         self.smith = Some(self.start_adapter("smith", &more));
     }

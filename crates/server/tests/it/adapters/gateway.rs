@@ -15,8 +15,19 @@ use super::{Adapter, Workshop, agent, text};
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 async fn start(workshop: &Workshop, environment: &[(&str, &str)], arguments: &[&str]) -> (Adapter, String) {
-    let environment = [&[("FAENA_URL", workshop.faena.url.as_str())], environment].concat();
-    let arguments = [&["--listen", "127.0.0.1:0", "--progress", "500ms"], arguments].concat();
+    let arguments = [&["--progress", "500ms"], arguments].concat();
+    start_at(workshop, &workshop.faena.url, environment, &arguments).await
+}
+
+/// Starts a gateway of the server at `server`. Returns it with its URL.
+pub async fn start_at(
+    workshop: &Workshop,
+    server: &str,
+    environment: &[(&str, &str)],
+    arguments: &[&str],
+) -> (Adapter, String) {
+    let environment = [&[("FAENA_URL", server)], environment].concat();
+    let arguments = [&["--listen", "127.0.0.1:0"], arguments].concat();
     let mut gateway = Adapter::start_with(workshop.folder.path(), &environment, "gateway", &arguments);
     let line = gateway.wait_for_log("gateway started").await;
     let url = line.split("url=\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
@@ -87,6 +98,76 @@ async fn a_page_creates_a_task_decides_about_its_plan_and_hears_its_end() {
         assert_eq!(ended["payload"]["exito"], true);
     }
     assert_eq!(gateway.stop().await, 0);
+}
+
+/// Waits until the other side is gone.
+async fn wait_for_end(socket: &mut Socket) {
+    let ended = async { while let Some(Ok(_)) = socket.next().await {} };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the connection ends");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_continues_with_its_task_after_each_kill_of_the_gateway() {
+    let mut workshop = Workshop::start().await;
+    workshop.script("plan.sh", agent::PLAN);
+    workshop.script(
+        "code.sh",
+        "echo run >>\"$HOME/codes\"\nuntil [ -e \"$HOME/go\" ]; do sleep 0.1; done\necho hello >greeting\n",
+    );
+    workshop.script("test.sh", agent::TEST);
+    workshop.start_smith("plan.sh", "code.sh", &[]);
+    workshop.start_sandbox("test.sh", &[]);
+    let (mut gateway, url) = start(&workshop, &[], &[]).await;
+    let (mut socket, _) = connect_async(&url).await.unwrap();
+    let data = json!({"prompt": "add a greeting", "repositorioOrigen": workshop.repository()});
+    send(&mut socket, json!({"tipo": "CREAR_TAREA", "payload": data})).await;
+    let id = text(&next(&mut socket, "the answer", |message| message["taskId"].is_string()).await, "taskId");
+    let follow = json!({"tipo": "SEGUIR_TAREA", "ref": "again", "payload": {"taskId": id}});
+    let is_answer = |message: &Value| message["ref"] == "again";
+
+    // Killed while the task waits for its plan.
+    gateway.kill();
+    wait_for_end(&mut socket).await;
+    let plan = workshop.wait_for_plan(&id, "").await;
+    let (mut gateway, url) = start(&workshop, &[], &[]).await;
+    let (mut socket, _) = connect_async(&url).await.unwrap();
+    send(&mut socket, follow.clone()).await;
+    let waiting = next(&mut socket, "the plan", is_answer).await;
+    assert_eq!(waiting["payload"]["planId"], *plan, "{waiting}");
+
+    // Killed while a decision is on its way: the page cannot know whether it was counted, looks, and decides again if not.
+    let decide = json!({"tipo": "APROBAR_PLAN", "payload": {"taskId": id, "planId": plan, "aprobado": true}});
+    send(&mut socket, decide.clone()).await;
+    gateway.kill();
+    wait_for_end(&mut socket).await;
+    let (mut gateway, url) = start(&workshop, &[], &[]).await;
+    let (mut socket, _) = connect_async(&url).await.unwrap();
+    send(&mut socket, follow.clone()).await;
+    let found = next(&mut socket, "the state", is_answer).await;
+    if found["payload"]["estado"] == "ESPERANDO_APROBACION_PLAN" {
+        send(&mut socket, decide).await;
+    }
+    workshop.wait_for_lines("codes", 1).await;
+
+    // Killed while the smith is at work. The task ends before another gateway runs.
+    gateway.kill();
+    wait_for_end(&mut socket).await;
+    std::fs::write(workshop.path("go"), "").unwrap();
+    workshop.wait_for(&id, "COMPLETADA").await;
+    let (_gateway, url) = start(&workshop, &[], &[]).await;
+    let (mut socket, _) = connect_async(&url).await.unwrap();
+    send(&mut socket, follow).await;
+    let ended = next(&mut socket, "the end", is_answer).await;
+    assert_eq!((&ended["tipo"], &ended["payload"]["exito"]), (&json!("TAREA_FINALIZADA"), &json!(true)), "{ended}");
+    assert_eq!(ended["payload"]["estado"], "COMPLETADA");
+
+    let (_, list) = workshop.faena.get("/api/v1/tasks").await;
+    assert_eq!(list["total"], 1, "no second task");
+    let transitions = workshop.transitions(&id).await;
+    for event in ["approval.granted", "resultado.plan_generado", "resultado.pr_generada"] {
+        assert_eq!(transitions.iter().filter(|found| *found == event).count(), 1, "{event}: {transitions:?}");
+    }
+    assert_eq!(workshop.lines("codes").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

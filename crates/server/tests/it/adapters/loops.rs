@@ -75,6 +75,22 @@ async fn a_task_goes_from_the_plan_over_a_rejection_and_a_failed_test_to_the_end
     assert_eq!(workshop.sandbox.as_mut().unwrap().stop().await, 0);
 }
 
+/// The checkout around the workdir has the same commits, so git could take it for the worktree of the task.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workdir_inside_a_checkout_of_the_same_repository_leaves_the_checkout_alone() {
+    let mut workshop = workshop().await;
+    std::fs::write(workshop.path("seed/README"), "changed and not committed\n").unwrap();
+    std::fs::write(workshop.path("seed/notes"), "not even added\n").unwrap();
+    let before = workshop.git(&["-C", "seed", "symbolic-ref", "HEAD"]);
+    workshop.start_smith_in("seed/smith", "plan.sh", "code.sh", &[]);
+    workshop.start_sandbox("test.sh", &[]);
+    let id = workshop.create("coding-task", false).await;
+    workshop.wait_for(&id, "COMPLETADA").await;
+    assert_eq!(workshop.lines("seed/README"), ["changed and not committed"]);
+    assert_eq!(workshop.lines("seed/notes"), ["not even added"]);
+    assert_eq!(workshop.git(&["-C", "seed", "symbolic-ref", "HEAD"]), before);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn corrections_that_do_not_help_end_in_a_logical_failure() {
     let mut workshop = workshop().await;
