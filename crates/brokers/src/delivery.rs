@@ -45,10 +45,12 @@ impl Delivery {
         }
     }
 
-    /// Moves a message that can never be processed to the dead letters of its queue or consumer.
+    /// Moves a message that can never be processed to the dead letters of its queue or consumer, with the header `x-reason`.
+    ///
+    /// If the connection breaks meanwhile, the message is redelivered and may become a dead letter twice.
     pub async fn reject(self, reason: &str) -> Result<(), BrokerError> {
         match self.ack_handle {
-            AckHandle::RabbitMq(handle) => handle.reject().await,
+            AckHandle::RabbitMq(handle) => handle.reject(reason).await,
             AckHandle::Nats(handle) => handle.reject(reason).await,
         }
     }

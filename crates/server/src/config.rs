@@ -345,7 +345,7 @@ impl Config {
                 ..OutboxConfig::default()
             },
             sources: self.sources().expect("checked when it was loaded"),
-            inboxes: values(&self.inboxes),
+            inboxes: inboxes::with_shared_streams(values(&self.inboxes), &values(&self.sinks)),
             job_limits: self.job_limits(),
             traces: self.traces(),
             llm: self.llm(),

@@ -46,6 +46,8 @@ pub struct NatsConsumerOptions {
     pub dead_letter_subject: String,
     /// Stream that keeps rejected messages.
     pub dead_letter_stream: String,
+    /// Subjects of the stream, if the consumer creates it.
+    pub stream_subjects: Vec<String>,
     pub declare: Declare,
     /// Time limit for connecting, and for acknowledging one message.
     pub timeout: Duration,
@@ -58,11 +60,12 @@ impl NatsConsumerOptions {
         filter: impl Into<String>,
         durable: impl Into<String>,
     ) -> Self {
-        let (stream, durable) = (stream.into(), durable.into());
+        let (stream, filter, durable) = (stream.into(), filter.into(), durable.into());
         NatsConsumerOptions {
             url,
             name: "faena".into(),
-            filter: filter.into(),
+            stream_subjects: vec![filter.clone()],
+            filter,
             prefetch: 100,
             ack_wait: Duration::from_secs(30),
             dead_letter_subject: format!("{durable}.dead"),
@@ -119,7 +122,7 @@ impl NatsConsumer {
         let (client, health) = connect(&options.url, &options.name).await?;
         let builder = jetstream::context::ContextBuilder::new().timeout(options.timeout).ack_timeout(options.timeout);
         let context = builder.build(client.clone());
-        ensure_stream(&context, &options.stream, vec![options.filter.clone()], options.declare).await?;
+        ensure_stream(&context, &options.stream, options.stream_subjects.clone(), options.declare).await?;
         if options.declare == Declare::IfMissing {
             let subjects = vec![options.dead_letter_subject.clone()];
             ensure_stream(&context, &options.dead_letter_stream, subjects, options.declare).await?;

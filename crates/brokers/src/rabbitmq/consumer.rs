@@ -1,8 +1,9 @@
 //! Consumes a RabbitMQ queue, with a limit on unacknowledged messages.
 //!
-//! A queue that this consumer declares gets a dead-letter queue, `<queue>.dead`, to which the broker moves rejected
-//! messages. With `Declare::Never` the queue is used unchanged and its owner decides where rejected messages go;
-//! without a dead-letter exchange the broker drops them.
+//! A queue that this consumer declares gets a dead-letter queue, `<queue>.dead`. AMQP has no place for the reason of a
+//! rejection, so the consumer itself publishes a rejected message there, with the header `x-reason`, and acknowledges it
+//! once the broker has confirmed that. With `Declare::Never` the queue is used unchanged and its owner decides where
+//! rejected messages go; without a dead-letter exchange the broker drops them.
 
 use std::time::Duration;
 
@@ -10,9 +11,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use lapin::{
-    Acker, Channel,
+    Acker, BasicProperties, Channel, Confirmation,
     options::{
-        BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
+        BasicAckOptions, BasicConsumeOptions, BasicNackOptions, BasicPublishOptions, BasicQosOptions,
+        ConfirmSelectOptions, QueueBindOptions, QueueDeclareOptions,
     },
     types::{AMQPValue, FieldTable},
 };
@@ -70,7 +72,7 @@ pub struct RabbitMqConsumer {
 struct Subscription {
     connection: GuardedConnection,
     /// Dropping the channel would close it.
-    _channel: Channel,
+    channel: Channel,
     deliveries: lapin::Consumer,
 }
 
@@ -79,6 +81,18 @@ struct Subscription {
 pub(crate) struct AckHandle {
     acker: Acker,
     timeout: Duration,
+    /// What a rejection publishes. `None`: the owner of the queue decides where rejected messages go.
+    dead_letter: Option<Box<DeadLetter>>,
+}
+
+/// A copy of a message for the dead-letter queue.
+#[derive(Debug)]
+struct DeadLetter {
+    channel: Channel,
+    queue: String,
+    routing_key: String,
+    properties: BasicProperties,
+    body: Bytes,
 }
 
 impl RabbitMqConsumer {
@@ -103,11 +117,12 @@ impl RabbitMqConsumer {
         let connection = connect(&self.options.url, &self.options.name).await?;
         let channel = connection.inner.create_channel().await.map_err(cannot_consume)?;
         self.ensure_queue(&channel).await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await.map_err(cannot_consume)?;
         let prefetch = self.options.prefetch.max(1);
         channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(cannot_consume)?;
         let (name, tag) = (queue.as_str().into(), "".into());
         let deliveries = channel.basic_consume(name, tag, BasicConsumeOptions::default(), FieldTable::default()).await;
-        Ok(Subscription { connection, _channel: channel, deliveries: deliveries.map_err(cannot_consume)? })
+        Ok(Subscription { connection, channel, deliveries: deliveries.map_err(cannot_consume)? })
     }
 
     /// Creates the queue, its dead-letter queue and its bindings. `Declare::Never`: only checks that the queue exists.
@@ -132,10 +147,12 @@ impl RabbitMqConsumer {
     }
 
     async fn receive(&mut self) -> Result<Delivery, BrokerError> {
-        let received = self.ensure_subscribed().await?.deliveries.next().await;
-        let RabbitMqConsumerOptions { url, queue, timeout, .. } = &self.options;
+        let subscription = self.ensure_subscribed().await?;
+        let received = subscription.deliveries.next().await;
+        let channel = subscription.channel.clone();
+        let RabbitMqConsumerOptions { url, queue, .. } = &self.options;
         match received {
-            Some(Ok(received)) => Ok(to_delivery(received, *timeout)),
+            Some(Ok(received)) => Ok(to_delivery(received, channel, &self.options)),
             Some(Err(error)) => Err(caused_by(format!("lost the connection to {url}"), &error)),
             None => {
                 Err(BrokerError::new(format!("{url} cancelled the consumer; check that queue {queue:?} still exists")))
@@ -194,7 +211,7 @@ impl Consumer for RabbitMqConsumer {
     }
 }
 
-fn to_delivery(received: lapin::message::Delivery, timeout: Duration) -> Delivery {
+fn to_delivery(received: lapin::message::Delivery, channel: Channel, options: &RabbitMqConsumerOptions) -> Delivery {
     let properties = &received.properties;
     let header = |name: &str| {
         let value = properties.headers().as_ref().and_then(|headers| headers.inner().get(name))?;
@@ -206,6 +223,16 @@ fn to_delivery(received: lapin::message::Delivery, timeout: Duration) -> Deliver
     };
     let subject = received.routing_key.to_string();
     let kind = header("Type").or_else(|| properties.kind().as_ref().map(ToString::to_string));
+    let body = Bytes::from(received.data);
+    let dead_letter = (options.declare == Declare::IfMissing).then(|| DeadLetter {
+        channel,
+        queue: format!("{}.dead", options.queue),
+        routing_key: subject.clone(),
+        properties: properties.clone(),
+        body: body.clone(),
+    });
+    let ack_handle =
+        AckHandle { acker: received.acker, timeout: options.timeout, dead_letter: dead_letter.map(Box::new) };
     Delivery {
         id: properties.message_id().as_ref().map(ToString::to_string).filter(|id| !id.is_empty()),
         has_kind: kind.is_some(),
@@ -216,8 +243,8 @@ fn to_delivery(received: lapin::message::Delivery, timeout: Duration) -> Deliver
         traceparent: header("traceparent"),
         content_type: properties.content_type().as_ref().map(ToString::to_string),
         redelivered: received.redelivered,
-        body: Bytes::from(received.data),
-        ack_handle: delivery::AckHandle::RabbitMq(AckHandle { acker: received.acker, timeout }),
+        body,
+        ack_handle: delivery::AckHandle::RabbitMq(ack_handle),
     }
 }
 
@@ -226,7 +253,19 @@ impl AckHandle {
         self.with_timeout(self.acker.ack(BasicAckOptions::default())).await
     }
 
-    pub(crate) async fn reject(self) -> Result<(), BrokerError> {
+    pub(crate) async fn reject(mut self, reason: &str) -> Result<(), BrokerError> {
+        if let Some(letter) = self.dead_letter.take() {
+            match tokio::time::timeout(self.timeout, letter.publish(reason)).await {
+                Ok(Ok(true)) => return self.ack().await,
+                // The broker moves the message itself, without the reason.
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => return Err(BrokerError::unacknowledged(&library_error(&error))),
+                Err(_) => {
+                    let cause = BrokerError::new(format!("no answer within {:?}", self.timeout));
+                    return Err(BrokerError::unacknowledged(&cause));
+                }
+            }
+        }
         self.with_timeout(self.acker.nack(BasicNackOptions { requeue: false, multiple: false })).await
     }
 
@@ -245,5 +284,39 @@ impl AckHandle {
             Err(_) => BrokerError::new(format!("no answer within {:?}", self.timeout)),
         };
         Err(BrokerError::unacknowledged(&cause))
+    }
+}
+
+impl DeadLetter {
+    /// Publishes the copy. Returns whether the dead-letter queue has it.
+    async fn publish(self: Box<Self>, reason: &str) -> lapin::Result<bool> {
+        let original = &self.properties;
+        let mut headers = original.headers().clone().unwrap_or_default();
+        headers.insert("x-reason".into(), AMQPValue::LongString(reason.into()));
+        headers.insert("x-routing-key".into(), AMQPValue::LongString(self.routing_key.as_str().into()));
+        // Without the sender's user, which the broker would check, and without its expiry.
+        let mut properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+        if let Some(content_type) = original.content_type() {
+            properties = properties.with_content_type(content_type.clone());
+        }
+        if let Some(encoding) = original.content_encoding() {
+            properties = properties.with_content_encoding(encoding.clone());
+        }
+        if let Some(id) = original.message_id() {
+            properties = properties.with_message_id(id.clone());
+        }
+        if let Some(id) = original.correlation_id() {
+            properties = properties.with_correlation_id(id.clone());
+        }
+        if let Some(kind) = original.kind() {
+            properties = properties.with_type(kind.clone());
+        }
+        if let Some(at) = original.timestamp() {
+            properties = properties.with_timestamp(*at);
+        }
+        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+        // The default exchange routes by queue name.
+        let sent = self.channel.basic_publish("".into(), self.queue.into(), options, &self.body, properties).await?;
+        Ok(matches!(sent.await?, Confirmation::Ack(None)))
     }
 }

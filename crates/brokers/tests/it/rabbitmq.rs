@@ -394,7 +394,10 @@ async fn a_rejected_message_goes_to_the_dead_queue_and_a_requeued_message_is_red
     client.wait_for(&format!("{queue}.dead"), 1).await;
     let dead = client.drain(&format!("{queue}.dead")).await;
     assert_eq!(dead[0].properties.message_id().as_ref().unwrap().as_str(), "id-1");
-    assert!(dead[0].properties.headers().as_ref().unwrap().contains_key("x-death"));
+    let headers = dead[0].properties.headers().as_ref().unwrap().inner();
+    for (name, text) in [("x-reason", "no ticket"), ("x-routing-key", "ticket.poison")] {
+        assert_eq!(headers.get(name), Some(&AMQPValue::LongString(text.into())), "{headers:?}");
+    }
 }
 
 #[tokio::test]

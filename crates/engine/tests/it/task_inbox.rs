@@ -179,7 +179,7 @@ async fn see_a_task_through(fixture: &Fixture, publish: impl AsyncFn(Vec<Sent>))
 mod rabbitmq {
     use lapin::{
         BasicProperties,
-        options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
+        options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
         types::{AMQPValue, FieldTable},
     };
 
@@ -227,8 +227,20 @@ mod rabbitmq {
         channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap().message_count()
     }
 
+    /// Returns the reasons of all messages in a dead-letter queue.
+    async fn reasons(url: &str, queue: &str) -> Vec<String> {
+        let (_connection, channel) = channel(url).await;
+        let mut reasons = Vec::new();
+        while let Some(message) = channel.basic_get(queue.into(), BasicGetOptions::default()).await.unwrap() {
+            let headers = message.properties.headers().clone().unwrap_or_default();
+            let Some(AMQPValue::LongString(reason)) = headers.inner().get("x-reason") else { panic!("no reason") };
+            reasons.push(reason.to_string());
+        }
+        reasons
+    }
+
     #[tokio::test]
-    async fn messages_reach_their_task_once_and_invalid_ones_are_dead_lettered() {
+    async fn messages_reach_their_task_once_and_invalid_ones_are_dead_lettered_with_the_reason() {
         for database in [open_sqlite().await, open_postgres().await] {
             let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("task-events"));
             let fixture = Fixture::over(database, config(inbox_broker(&url, &name), "coding-task", "")).await;
@@ -236,7 +248,7 @@ mod rabbitmq {
             let task = see_a_task_through(&fixture, async |messages| publish(&url, &name, messages).await).await;
             publish(&url, &name, vec![start("t2")]).await;
             let open = wait_for_tasks(&fixture.store, 2).await.into_iter().find(|id| *id != task).unwrap();
-            let invalid: Vec<Sent> = invalid(open).into_iter().map(|(message, _)| message).collect();
+            let (invalid, mut expected): (Vec<Sent>, Vec<&str>) = invalid(open).into_iter().unzip();
             let count = invalid.len() as u64;
             publish(&url, &name, invalid).await;
             let mut without_id = plan(open, "x");
@@ -247,6 +259,11 @@ mod rabbitmq {
                 (u64::from(message_count(&url, &format!("{name}.dead")).await) == count + 1).then_some(())
             })
             .await;
+            expected.push("metadata.traceId: is required");
+            let found = reasons(&url, &format!("{name}.dead")).await;
+            for part in expected {
+                assert!(found.iter().any(|reason| reason.contains(part)), "{part} is not in {found:?}");
+            }
             assert_eq!(outcomes(&fixture.store, open).await, [], "an invalid message changes nothing");
             fixture.stop().await;
             assert_eq!(message_count(&url, &name).await, 0, "all messages are acknowledged");

@@ -6,7 +6,7 @@ use faena_brokers::{
     rabbitmq::{Binding, RabbitMqConsumerOptions},
 };
 use faena_domain::Priority;
-use faena_engine::{Deliver, InboxBroker, InboxConfig, JobTemplate, TaskEvents};
+use faena_engine::{Deliver, InboxBroker, InboxConfig, JobTemplate, SinkConfig, Target, TaskEvents};
 use serde::Deserialize;
 
 use super::{
@@ -237,6 +237,24 @@ fn rabbitmq(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
         declare: declare(entry),
         ..RabbitMqConsumerOptions::new(url(entry, &["amqp", "amqps"])?, queue)
     }))
+}
+
+/// Lets an inbox create the stream that it shares with a sink under the subjects of both: either may connect first, and a stream
+/// without the subjects of the sink would refuse its events.
+pub fn with_shared_streams(mut inboxes: Vec<InboxConfig>, sinks: &[SinkConfig]) -> Vec<InboxConfig> {
+    for inbox in &mut inboxes {
+        let InboxBroker::Nats(consumer) = &mut inbox.broker else { continue };
+        for sink in sinks {
+            let Target::Nats(sink) = &sink.target else { continue };
+            if sink.url != consumer.url || sink.stream != consumer.stream || sink.prefix.is_empty() {
+                continue;
+            }
+            let prefix = format!("{}.", sink.prefix);
+            consumer.stream_subjects.retain(|subject| !subject.starts_with(&prefix));
+            consumer.stream_subjects.push(format!("{prefix}>"));
+        }
+    }
+    inboxes
 }
 
 fn nats(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {

@@ -67,3 +67,81 @@ deliver = "task-events"
         assert!(senders.iter().any(|actor| actor == "inbox:services"), "{senders:?}");
     }
 }
+
+#[allow(unused_imports, reason = "the tests here use a part of it")]
+#[path = "../../../../brokers/tests/it/support/mod.rs"]
+mod support;
+
+mod nats {
+    use crate::adapters::{Workshop, agent, brokers::support::Broker, text};
+
+    /// Waits until the file `go` exists, so that the test decides when a run ends.
+    const SLOW_CODE: &str = "until [ -e \"$HOME/go\" ]; do sleep 0.1; done\n";
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn tasks_are_completed_over_nats_although_it_is_killed_in_the_middle() {
+        let mut nats = Broker::nats("").await;
+        let url = nats.url();
+        let config = format!(
+            r#"
+[[sink]]
+name = "services"
+kind = "nats"
+url = "{url}"
+stream = "TASKS"
+subject_prefix = "tasks"
+types = ["tarea.*", "task.state.changed", "task.ended"]
+body = "data"
+
+[[inbox]]
+name = "services"
+kind = "nats"
+url = "{url}"
+stream = "TASKS"
+subject = "tasks.resultado.>"
+subject_prefix = "tasks"
+deliver = "task-events"
+"#
+        );
+        let mut workshop = Workshop::start_with(&config).await;
+        workshop.broker = Some(url);
+        // Over a broker the adapters need no server.
+        workshop.url = "http://127.0.0.1:9".into();
+        workshop.script("plan.sh", agent::PLAN);
+        workshop.script("code.sh", &format!("{}{SLOW_CODE}", agent::CODE));
+        workshop.script("test.sh", agent::TEST);
+        let transport = ["--transport", "nats", "--stream", "TASKS", "--subject-prefix", "tasks"];
+        workshop.start_smith("plan.sh", "code.sh", &transport);
+        workshop.start_sandbox("test.sh", &transport);
+        let first = workshop.create("coding-task", true).await;
+        workshop.wait_for_plan(&first, "").await;
+        workshop.decide(&first, "approve", "go").await;
+        workshop.wait_for_lines("codes", 1).await;
+
+        // Results, heartbeats and new requests have nowhere to go.
+        nats.kill();
+        std::fs::write(workshop.path("go"), "").unwrap();
+        workshop.smith.as_mut().unwrap().wait_for_log("result not delivered, trying again").await;
+        let second = workshop.create("coding-task", false).await;
+        nats.start().await;
+
+        for id in [&first, &second] {
+            let task = workshop.wait_for(id, "COMPLETADA").await;
+            assert_eq!(task["counters"]["correcciones"], 1, "{task}");
+            let transitions = workshop.transitions(id).await;
+            for (event, count) in
+                [("resultado.plan_generado", 1), ("resultado.pr_generada", 2), ("resultado.integracion_finalizada", 2)]
+            {
+                assert_eq!(transitions.iter().filter(|found| *found == event).count(), count, "{transitions:?}");
+            }
+            let branch = format!("main..faena/{id}");
+            assert_eq!(workshop.git(&["-C", "git/origin.git", "rev-list", "--count", &branch]), "2");
+            let history = workshop.history(id).await;
+            let results = history.iter().filter(|record| text(record, "event").starts_with("resultado."));
+            assert!(results.clone().count() > 0 && results.clone().all(|record| record["actor"] == "inbox:services"));
+        }
+        let mut runs = workshop.lines("codes");
+        runs.sort();
+        assert_eq!(runs, ["corrected", "corrected", "written", "written"], "nothing ran twice");
+    }
+}
