@@ -1,8 +1,8 @@
 //! The built-in coding task: every row of its table, its limits, and what each state does with each event.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
-use faena_machine::{Outcome, Status};
+use faena_machine::{Event, Input, Outcome, Status};
 use serde_json::{Value, json};
 
 use crate::support::{Trial, coding_task, request};
@@ -283,22 +283,90 @@ fn every_state_has_a_defined_outcome_for_every_event() {
         _ => json!({"sessionId": "s1", "estado": "2"}),
     };
     let mut table = String::new();
-    for state in [
-        "PLANIFICANDO",
-        "ESPERANDO_APROBACION_PLAN",
-        "EJECUTANDO_CODIGO.INICIANDO",
-        MONITORED,
-        "PROBANDO_INTEGRACION",
-        "ESPERANDO_FEEDBACK_INTERNO",
-    ] {
+    let mut states = BTreeSet::new();
+    for state in STATES {
         writeln!(table, "{state}").unwrap();
-        for event in definition.events.keys() {
-            let mut trial = bring_to(&definition, state);
-            let outcome = trial.event(event, payload(event));
-            let to = trial.task.state();
+        states.extend(state.split('.'));
+        let mut line = |event: &str, outcome: Outcome, to: String| {
             let arrow = if to == state { String::new() } else { format!(" -> {to}") };
             writeln!(table, "  {event:<35} {outcome:?}{arrow}").unwrap();
+        };
+        for event in definition.events.keys() {
+            let mut trial = brought_to(&definition, state);
+            let outcome = trial.event(event, payload(event));
+            line(event, outcome, trial.task.state());
+        }
+        for (name, act) in OWN {
+            let mut trial = brought_to(&definition, state);
+            let outcome = act(&mut trial);
+            line(name, outcome, trial.task.state());
         }
     }
+    // No task stays in the first state: it receives its start event when it is created.
+    states.insert("NUEVA");
+    let all: BTreeSet<&str> = definition.states.iter().map(|state| state.name.as_str()).collect();
+    assert_eq!(states, all, "every state is in the table");
     insta::assert_snapshot!(table);
+}
+
+/// The states in which a task can be found.
+const STATES: [&str; 10] = [
+    "PLANIFICANDO",
+    "ESPERANDO_APROBACION_PLAN",
+    "EJECUTANDO_CODIGO.INICIANDO",
+    MONITORED,
+    "PROBANDO_INTEGRACION",
+    "ESPERANDO_FEEDBACK_INTERNO",
+    "COMPLETADA",
+    "FALLIDA_LOGICA",
+    "FALLIDA_INFRAESTRUCTURA",
+    "CANCELADA",
+];
+
+/// Brings a task to any state, also to one in which it has ended.
+fn brought_to<'a>(definition: &'a faena_machine::Definition, state: &str) -> Trial<'a> {
+    let (before, leave): (&str, Leave<'_>) = match state {
+        "COMPLETADA" => ("PROBANDO_INTEGRACION", &|trial| {
+            trial.event("resultado.integracion_finalizada", json!({"exito": true}));
+        }),
+        "FALLIDA_LOGICA" => ("ESPERANDO_FEEDBACK_INTERNO", &|trial| {
+            trial.job_ended("correccion", "failed", json!({}));
+            trial.event("resultado.pr_generada", json!({"pullRequestUrl": "u"}));
+            trial.event("resultado.integracion_finalizada", json!({"exito": false, "log": "assertion failed"}));
+        }),
+        "FALLIDA_INFRAESTRUCTURA" => ("PLANIFICANDO", &|trial| trial.wait("5m")),
+        "CANCELADA" => ("PLANIFICANDO", &|trial| {
+            trial.apply(Input::Cancel { actor: "key:alice".into(), reason: None });
+        }),
+        _ => return bring_to(definition, state),
+    };
+    let mut trial = bring_to(definition, before);
+    leave(&mut trial);
+    assert_eq!(trial.task.state(), state);
+    trial
+}
+
+/// What people and Faena itself do to a task, beside the events of the machine.
+const OWN: [(&str, fn(&mut Trial<'_>) -> Outcome); 8] = [
+    ("approve", |trial| trial.decide("key:bob", &[], true).outcome),
+    ("deny", |trial| trial.decide("key:bob", &[], false).outcome),
+    ("cancel", |trial| trial.apply(Input::Cancel { actor: "key:bob".into(), reason: None }).outcome),
+    ("pause", |trial| trial.apply(Input::Pause { actor: "key:bob".into() }).outcome),
+    ("resume", |trial| trial.apply(Input::Resume { actor: "key:bob".into() }).outcome),
+    ("job.correccion.completed", |trial| job_of_this_stay(trial, "completed")),
+    ("job.correccion.failed", |trial| job_of_this_stay(trial, "failed")),
+    ("30 days without a message", |trial| {
+        trial.now = trial.now.plus_ms(30 * 86_400_000);
+        trial.apply(Input::Timers).outcome
+    }),
+];
+
+/// Ends the job of the state that the task is in, or one of an earlier stay.
+fn job_of_this_stay(trial: &mut Trial<'_>, end: &str) -> Outcome {
+    let active = trial.task.active.last().cloned().unwrap();
+    let state = "ESPERANDO_FEEDBACK_INTERNO".to_owned();
+    let payload = json!({"result": {"text": "fix"}});
+    let (kind, actor) = (format!("job.correccion.{end}"), "system:jobs".to_owned());
+    let event = Event { id: String::new(), kind, payload, actor, decider: None, at: trial.now };
+    trial.apply(Input::JobEnded { state, epoch: active.epoch, event }).outcome
 }

@@ -10,6 +10,7 @@ mod examples;
 mod hostile;
 mod operations;
 mod properties;
+mod reference;
 mod schema;
 mod states;
 mod support;

@@ -4,7 +4,10 @@ use faena_machine::{Definition, Event, Input, Outcome, Status};
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::support::{START, Trial, coding_task, request};
+use crate::{
+    reference::{Message, Model},
+    support::{START, Trial, coding_task, request},
+};
 
 #[derive(Clone, Debug)]
 enum Act {
@@ -141,5 +144,57 @@ proptest! {
             (trial.task, trial.records, trial.effects)
         };
         prop_assert_eq!(run(), run());
+    }
+
+    /// Pauses are left out: `a_paused_task_waits_and_the_pause_does_not_count` has them.
+    #[test]
+    fn the_machine_agrees_with_a_model_that_was_written_by_hand(acts in acts()) {
+        let definition = coding_task();
+        let mut trial = Trial::new(&definition, request());
+        let mut model = Model::new(START.as_ms());
+        for (number, act) in acts.iter().enumerate() {
+            let now_ms = trial.now.as_ms();
+            let (expected, outcome) = match act {
+                Act::Event(index, ok) => {
+                    let kind = definition.events.keys().nth(index % definition.events.len()).unwrap().clone();
+                    let (plan, log) = (["p1", "p2"][number % 2], ["broken", "odd", "late"][number % 3]);
+                    let message = Message { id: number.to_string(), kind, plan, passed: *ok, log, progress: number % 2 };
+                    let expected = model.receive(&message, now_ms);
+                    (Some(expected), trial.event(&message.kind, message.payload()))
+                }
+                Act::Decide(approve) => {
+                    (Some(model.decide(*approve, now_ms)), trial.decide("key:bob", &[], *approve).outcome)
+                }
+                Act::JobEnded(_) => {
+                    model.review(now_ms);
+                    apply(&mut trial, &definition, act);
+                    (None, Outcome::Applied)
+                }
+                Act::Wait(minutes) => {
+                    trial.now = trial.now.plus_ms(i64::from(*minutes) * 60_000 + 1_000);
+                    model.look_at_the_clock(trial.now.as_ms());
+                    trial.apply(Input::Timers);
+                    (None, Outcome::Applied)
+                }
+                Act::ClockBack(_) => {
+                    apply(&mut trial, &definition, act);
+                    (None, Outcome::Applied)
+                }
+                Act::Cancel => {
+                    let outcome = trial.apply(Input::Cancel { actor: "key:a".into(), reason: None }).outcome;
+                    (Some(model.cancel(now_ms)), outcome)
+                }
+                Act::Pause | Act::Resume => continue,
+            };
+            if let Some(expected) = expected {
+                prop_assert_eq!(format!("{expected:?}"), format!("{outcome:?}"), "{:?} in {}", act, trial.task.state());
+            }
+            prop_assert_eq!(model.state, trial.task.state(), "after {:?}", act);
+            let waiting: Vec<&str> = model.waiting.iter().map(|message| message.kind.as_str()).collect();
+            let deferred: Vec<&str> = trial.task.deferred.iter().map(|event| event.kind.as_str()).collect();
+            prop_assert_eq!(waiting, deferred);
+            let count = |name: &str| trial.task.counters.get(name).copied().unwrap_or(0);
+            prop_assert_eq!((model.corrections, model.plans_again), (count("correcciones"), count("replanes")));
+        }
     }
 }

@@ -34,6 +34,7 @@ mod schedules;
 mod outbox;
 mod submits;
 mod support;
+mod task_model;
 mod task_operations;
 mod task_signals;
 mod tasks;
@@ -78,6 +79,8 @@ behaviours! {
         tasks_are_listed_by_machine_state_and_approval,
         old_tasks_are_deleted_with_everything_they_wrote,
         random_inputs_give_the_same_history_as_the_pure_step;
+    task_model:
+        random_events_crashes_and_clock_jumps_agree_with_a_model;
     task_operations:
         a_task_is_found_by_its_tags,
         a_fork_starts_where_the_history_says,
