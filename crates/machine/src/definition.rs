@@ -67,7 +67,7 @@ pub struct EventType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unexpected {
-    /// Kept, and offered again after each change of state.
+    /// Kept, and offered again after each transition.
     #[default]
     Defer,
     /// Recorded, without effect.

@@ -117,7 +117,7 @@ fn values() -> Map<String, Value> {
             "additionalProperties": part("template"),
         },
         "jsonSchema": {"description": "A JSON Schema without references to other documents.", "type": ["object", "boolean"]},
-        "policy": one_of(&["defer", "ignore", "reject"], "defer: kept, and offered again after each change of state. ignore: recorded, without effect. reject: the sender gets an error."),
+        "policy": one_of(&["defer", "ignore", "reject"], "defer: kept, and offered again after each transition. ignore: recorded, without effect. reject: the sender gets an error."),
         "statePolicy": {
             "description": "One policy, or one per event.",
             "anyOf": [part("policy"), {"type": "object", "additionalProperties": part("policy")}],

@@ -130,8 +130,8 @@ impl<'a> Run<'a> {
             if let Some((owner, transition)) = found {
                 self.task.deferred.remove(position);
                 self.take(&event, owner, transition)?;
-                // The others are offered to the state as it is now.
-                self.has_moved = true;
+                // The others are offered to the task as it is now. One fewer is left, so this ends.
+                self.has_changed = true;
                 return Ok(());
             }
         }
@@ -175,6 +175,7 @@ impl<'a> Run<'a> {
                 let stay = Stay { state: state.clone(), epoch };
                 let done = self.perform(event, &transition.actions.iter().collect::<Vec<_>>(), &stay)?;
                 self.record(event, Outcome::Applied, None, done, None);
+                self.has_changed = true;
                 Ok(())
             }
         }

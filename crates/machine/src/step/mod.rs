@@ -160,8 +160,8 @@ struct Run<'a> {
     /// Events that the step itself created.
     created: Vec<Event>,
     moves: u32,
-    /// Whether a state was entered since the deferred events were last offered.
-    has_moved: bool,
+    /// Whether a transition was taken since the deferred events were last offered.
+    has_changed: bool,
     /// Fields of the data that changed since the last record.
     changed: BTreeSet<String>,
     /// Whether a counter changed since the last record.
@@ -183,7 +183,7 @@ impl<'a> Run<'a> {
             effects: Vec::new(),
             created: Vec::new(),
             moves: 0,
-            has_moved: false,
+            has_changed: false,
             changed: BTreeSet::new(),
             has_counted: false,
             new_version: None,
@@ -254,8 +254,8 @@ impl<'a> Run<'a> {
             if !self.created.is_empty() {
                 let event = self.created.remove(0);
                 self.offer(&event)?;
-            } else if self.has_moved {
-                self.has_moved = false;
+            } else if self.has_changed {
+                self.has_changed = false;
                 self.offer_deferred()?;
             } else {
                 return Ok(());
@@ -286,7 +286,7 @@ impl<'a> Run<'a> {
         self.task.progress_at = self.task.progress_at.plus_ms(pause);
         self.task.status = Status::Running;
         self.record(&self.own_event("task.resumed", actor), Outcome::Applied, None, Vec::new(), None);
-        self.has_moved = true;
+        self.has_changed = true;
         (Outcome::Applied, None)
     }
 

@@ -121,7 +121,7 @@ impl<'a> Run<'a> {
             self.start_timers(index);
             self.open_approval(event, index)?;
         }
-        self.has_moved = true;
+        self.has_changed = true;
         self.task.progress_at = self.task.progress_at.max(self.now);
         self.task.last_seen = self.task.last_seen.max(self.now);
         Ok(self.definition.states[innermost].ends)

@@ -4,6 +4,7 @@
 
 mod approvals;
 mod coding_task;
+mod deferred;
 mod definitions;
 mod diagrams;
 mod examples;
