@@ -7,6 +7,7 @@ mod context;
 mod error;
 mod grpc;
 mod health;
+mod job_watch;
 mod metrics;
 mod openapi;
 mod request;
@@ -31,7 +32,7 @@ pub use error::{ApiError, ApiResult};
 pub use metrics::{METRICS, Metric, MetricKind, MetricScope};
 pub use openapi::{document, operation::Operation};
 pub use routes::{DeclaredRoute, Needs, Routes};
-pub use traffic::{Cors, RejectReason, RequestRate, Traffic, TrafficConfig};
+pub use traffic::{ByteBudget, Cors, ReadMeter, RejectReason, RequestRate, Traffic, TrafficConfig};
 
 use openapi::operations as docs;
 
@@ -45,6 +46,7 @@ pub struct Api(Arc<Shared>);
 struct Shared {
     parts: Parts,
     documentation: openapi::Rendered,
+    watches: job_watch::JobWatches,
 }
 
 /// Parts of [`Api`].
@@ -65,11 +67,19 @@ pub struct Parts {
 
 impl Api {
     pub fn new(parts: Parts) -> Api {
-        Api(Arc::new(Shared { parts, documentation: openapi::Rendered::default() }))
+        Api(Arc::new(Shared {
+            parts,
+            documentation: openapi::Rendered::default(),
+            watches: job_watch::JobWatches::default(),
+        }))
     }
 
     fn documentation(&self) -> &openapi::Rendered {
         &self.0.documentation
+    }
+
+    fn watches(&self) -> &job_watch::JobWatches {
+        &self.0.watches
     }
 }
 

@@ -3,33 +3,64 @@
 use std::{collections::HashSet, error::Error, io, time::Duration};
 
 use axum::{
-    body::{Body, Bytes, to_bytes},
+    body::{Body, Bytes, HttpBody},
     extract::{FromRequestParts, Path},
     http::request::Parts,
 };
 use faena_domain::{ErrorCode, FieldError, JobId, parse::Fields};
-use http_body_util::LengthLimitError;
+use http_body_util::{BodyExt, LengthLimitError};
 
-use crate::{Api, ApiError, ApiResult};
+use crate::{Api, ApiError, ApiResult, RejectReason, traffic::Charge};
 
 /// Longest time that a caller may take to send a body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Reads a body of at most `max_body_bytes`.
 pub async fn read_body(api: &Api, body: Body) -> ApiResult<Bytes> {
-    read_bytes(body, api.parser().limits.max_body_bytes).await
+    read_bytes(api, body, api.parser().limits.max_body_bytes).await
 }
 
 /// Reads a body of at most `max_bytes`. Fails if it is larger or incomplete, or takes too long.
-pub async fn read_bytes(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
-    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, max_bytes)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) => Err(unreadable(&error, max_bytes)),
+///
+/// The body occupies the budget of bytes in flight until the last copy of what is returned is dropped.
+pub async fn read_bytes(api: &Api, body: Body, max_bytes: usize) -> ApiResult<Bytes> {
+    match tokio::time::timeout(BODY_TIMEOUT, collect(api, body, max_bytes)).await {
+        Ok(read) => read,
         Err(_) => {
             let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
             Err(ApiError::new(ErrorCode::RequestTimeout, message))
         }
     }
+}
+
+/// Bytes with what they have taken from the budget.
+struct Charged {
+    bytes: Vec<u8>,
+    _charge: Charge,
+}
+
+impl AsRef<[u8]> for Charged {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+async fn collect(api: &Api, mut body: Body, max_bytes: usize) -> ApiResult<Bytes> {
+    let mut charge = Charge::new(api.traffic.budget());
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|error| unreadable(&error, max_bytes))?.into_data() else { continue };
+        let total = bytes.len() + data.len();
+        if total > max_bytes {
+            return Err(ApiError::too_large(max_bytes));
+        }
+        charge.cover(total).await.inspect_err(|_| api.traffic.count(RejectReason::Memory))?;
+        if bytes.is_empty() && body.is_end_stream() && !charge.is_held() {
+            return Ok(data);
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(if charge.is_held() { Bytes::from_owner(Charged { bytes, _charge: charge }) } else { bytes.into() })
 }
 
 /// Explains why a body could not be read.

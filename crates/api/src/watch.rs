@@ -6,7 +6,7 @@ use faena_domain::{ErrorCode, FieldError, JobId, TaskId, Timestamp};
 use faena_engine::event_reader::{EventFilter, MAX_SUBSCRIBERS, StreamItem, SubscribeError, Subscription};
 use faena_store::EventPosition;
 
-use crate::{Api, ApiError, ApiResult, KeyEnd, access, context};
+use crate::{Api, ApiError, ApiResult, KeyEnd, access, context, traffic::StreamPermit};
 
 /// Time without an event after which the stream sends a heartbeat with the position it has reached.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -40,15 +40,17 @@ pub struct EventStream {
     subscription: Subscription,
     key_end: KeyEnd,
     has_begun: bool,
+    _permit: StreamPermit,
 }
 
 impl EventStream {
-    /// Subscribes to events. Fails if the request is not valid or this node has too many subscribers.
+    /// Subscribes to events. Fails if the request is not valid, or the caller or this node has too many streams.
     pub async fn open(api: &Api, request: WatchRequest) -> ApiResult<EventStream> {
         let (filter, after) = parse(request).map_err(ApiError::invalid)?;
+        let permit = api.traffic.admit_stream()?;
         let subscription = api.engine.events.reader.subscribe(after, filter, Timestamp::now()).await?;
         let key_end = api.key_end(context::access()?.key());
-        Ok(EventStream { api: api.clone(), subscription, key_end, has_begun: false })
+        Ok(EventStream { api: api.clone(), subscription, key_end, has_begun: false, _permit: permit })
     }
 
     /// Returns the CloudEvents attribute `source` of the events.

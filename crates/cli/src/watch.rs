@@ -1,9 +1,10 @@
 //! Follows a job until it finishes, with a progress bar.
 
-use std::{process::ExitCode, time::Duration};
+use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
 use faena::{Job, JobState, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::value::RawValue;
 
 use crate::{
     Api, CommandError,
@@ -45,12 +46,18 @@ fn is_temporary(error: &CommandError) -> bool {
 /// Follows the stream of a job. Returns its final state, or `None` if the stream ends before that.
 async fn follow(api: &Api, id: &str, display: &mut Display) -> Result<Option<JobState>, CommandError> {
     let mut stream = api.get(&path(id, "/events")).stream().await?;
+    let mut known = KnownFields::default();
     while let Some(event) = stream.next().await {
         if event.data.is_empty() {
             continue;
         }
-        let job: Job = serde_json::from_str(&event.data)
+        let is_first = known.0.is_empty();
+        let job = known
+            .apply(&event.data)
             .map_err(|error| CommandError::Other(format!("cannot read an event of the job: {error}")))?;
+        if is_first {
+            display.skip_printed(&job);
+        }
         display.update(&job, &event.data);
         if job.is_finished() {
             return Ok(Some(job.status));
@@ -59,11 +66,32 @@ async fn follow(api: &Api, id: &str, display: &mut Display) -> Result<Option<Job
     Ok(None)
 }
 
+/// The fields of a job: the first event of a stream has all of them, later ones those that have changed.
+#[derive(Default)]
+struct KnownFields(BTreeMap<String, Box<RawValue>>);
+
+impl KnownFields {
+    /// Applies an event. Returns the job with the log entries that are new in this event.
+    fn apply(&mut self, data: &str) -> serde_json::Result<Job> {
+        let change: BTreeMap<String, Box<RawValue>> = serde_json::from_str(data)?;
+        self.0.remove("executionLog");
+        for (name, value) in change {
+            match value.get() {
+                "null" => self.0.remove(&name),
+                _ => self.0.insert(name, value),
+            };
+        }
+        serde_json::from_str(&serde_json::to_string(&self.0)?)
+    }
+}
+
 struct Display {
     json: bool,
     bar: ProgressBar,
     /// How many log entries were printed.
     printed: usize,
+    /// How many log entries of the next event were printed before the connection was lost.
+    to_skip: usize,
 }
 
 impl Display {
@@ -73,7 +101,13 @@ impl Display {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.enable_steady_tick(Duration::from_millis(120));
-        Display { json, bar, printed: 0 }
+        Display { json, bar, printed: 0, to_skip: 0 }
+    }
+
+    /// The first event of a stream repeats the whole log.
+    fn skip_printed(&mut self, job: &Job) {
+        self.to_skip = self.printed.min(job.execution_log.len());
+        self.printed -= self.to_skip;
     }
 
     fn update(&mut self, job: &Job, data: &str) {
@@ -81,12 +115,12 @@ impl Display {
             print(data);
             return;
         }
-        for entry in job.execution_log.iter().skip(self.printed) {
+        for entry in job.execution_log.iter().skip(std::mem::take(&mut self.to_skip)) {
             self.bar.suspend(|| {
                 print(format!("{}  {:<16} {}", entry.timestamp, entry.event, entry.details).trim_end());
             });
         }
-        self.printed = job.execution_log.len().max(self.printed);
+        self.printed += job.execution_log.len();
         self.bar.set_prefix(job.status.to_string());
         if let Some(progress) = &job.progress {
             if let Some(percentage) = percentage(progress) {
@@ -128,6 +162,21 @@ pub fn progress_text(progress: &Progress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_are_applied_to_the_first_event_of_a_stream() {
+        let whole = r#"{"id":"01a1e1b6-d8d7-7007-820a-3ff640398a18","name":"n","type":"t","queue":"q","status":"QUEUED",
+            "priority":"NORMAL","payload":{},"maxRetries":0,"retryCount":0,"retryDelay":0,"backoffMultiplier":1.0,
+            "maxDelay":0,"jitter":0.0,"retryOn":[],"createdAt":"2026-11-17T00:00:00.000Z",
+            "updatedAt":"2026-11-17T00:00:00.000Z","workerId":"w","correlationId":"c","tags":[],"dependsOn":[],
+            "executionLog":[{"timestamp":"2026-11-17T00:00:00.000Z","event":"created"}]}"#;
+        let mut known = KnownFields::default();
+        assert_eq!(known.apply(whole).expect("a job").execution_log.len(), 1);
+        let job = known.apply(r#"{"id":"01a1e1b6-d8d7-7007-820a-3ff640398a18","status":"PROCESSING","workerId":null}"#);
+        let job = job.expect("a job");
+        assert_eq!((job.status, job.worker_id, job.execution_log.len()), (JobState::Processing, None, 0));
+        assert_eq!(job.name, "n", "what has not changed is kept");
+    }
 
     #[test]
     fn progress_is_one_line_with_whole_percent() {

@@ -63,8 +63,9 @@ pub struct Config {
 }
 
 /// Durations that must not be zero: a deadline that has always passed, or a loop without a pause.
-const POSITIVE: [&str; 9] = [
+const POSITIVE: [&str; 10] = [
     "server.idle_timeout",
+    "server.write_timeout",
     "worker.heartbeat",
     "guardian.interval",
     "webhook.timeout",
@@ -283,6 +284,7 @@ impl Config {
                 trusted_proxies: self.networks("server.trusted_proxies"),
             },
             idle_timeout: self.duration("server.idle_timeout"),
+            write_timeout: self.duration("server.write_timeout"),
             tls: self.tls_files()?.map(Tls::load).transpose()?,
         })
     }

@@ -42,8 +42,8 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     for (variable, reason) in config.unused_variables() {
         tracing::info!(variable, reason, "environment variable has no effect");
     }
-    let http = config.http().map_err(|error| CannotStart(format!("{error:#}")))?;
-    http::raise_limit(http.limits.total);
+    let mut http = config.http().map_err(|error| CannotStart(format!("{error:#}")))?;
+    http.limits.total = http::raise_limit(http.limits.total);
     let endpoints = Endpoints::resolve(&config).await?;
     let needs_keys = if insecure { None } else { endpoints.public_address() };
     if let Some(public) = needs_keys
@@ -97,20 +97,21 @@ fn start_servers(
     closing: &CancellationToken,
 ) -> TaskTracker {
     let servers = TaskTracker::new();
+    let budget = api.traffic.budget().clone();
     let plain = HttpConfig { tls: None, ..http.clone() };
     if let Some(listener) = listeners.health {
         let router = faena_api::health_router(api.clone());
-        servers.spawn(http::serve(listener, router, plain.clone(), closing.clone()));
+        servers.spawn(http::serve(listener, router, plain.clone(), budget.clone(), closing.clone()));
     }
     let router = faena_api::router(api);
     if let Some(listener) = pool_listener {
-        servers.spawn(http::serve(listener, router.clone(), plain, closing.clone()));
+        servers.spawn(http::serve(listener, router.clone(), plain, budget.clone(), closing.clone()));
     }
     if let Some(listener) = listeners.api {
         if let Some(tls) = &http.tls {
             tokio::spawn(tls.clone().reload_on_change(closing.clone()));
         }
-        servers.spawn(http::serve(listener, router, http, closing.clone()));
+        servers.spawn(http::serve(listener, router, http, budget, closing.clone()));
     }
     servers
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{Client, Error, Job, JobId, JobState, Method, backoff::Backoff};
@@ -78,13 +78,35 @@ impl Client {
             if event.data.is_empty() {
                 continue;
             }
-            // If an event cannot be decoded, the caller requests the job itself.
-            let Ok(job) = serde_json::from_str::<Job>(&event.data) else { return Ok(None) };
-            if job.is_finished() {
-                return Ok(Some(job));
+            // The first event has the whole job, later ones what has changed. If an event cannot be decoded, the caller
+            // requests the job itself.
+            if let Ok(job) = serde_json::from_str::<Job>(&event.data) {
+                if job.is_finished() {
+                    return Ok(Some(job));
+                }
+                continue;
+            }
+            let Ok(change) = serde_json::from_str::<Change>(&event.data) else { return Ok(None) };
+            if change.is_finished() {
+                return self.job(id).await.map(Some);
             }
         }
         Ok(None)
+    }
+}
+
+/// The part of a change that tells whether the job has finished.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Change {
+    status: JobState,
+    completed_at: Option<String>,
+}
+
+impl Change {
+    /// A state that this version does not know counts as final if the server also says when the job ended.
+    fn is_finished(&self) -> bool {
+        self.status.is_final() || (matches!(self.status, JobState::Unknown(_)) && self.completed_at.is_some())
     }
 }
 

@@ -14,7 +14,6 @@ use faena_wire::v1::{
 };
 use futures_util::Stream;
 use serde_json::Value;
-use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -24,10 +23,10 @@ use super::{
 };
 use crate::{
     Api, ApiError, access,
-    context::{self, actor},
+    context::actor,
+    job_watch::JobWatches,
     request::parse_job_id,
     rest::{
-        job_events::follow,
         jobs::{submit_batch, submit_one},
         list::find,
     },
@@ -106,15 +105,11 @@ impl JobService for Jobs {
 
     async fn watch_job(&self, request: Request<WatchJobRequest>) -> GrpcResult<Self::WatchJobStream> {
         let id = parse_job_id(&request.into_inner().id)?;
-        let api = self.0.clone();
-        let changes = api.engine.bus.subscribe();
-        let first = access::job(&api, id).await?;
-        let (sender, receiver) = mpsc::channel(16);
-        let key_end = api.key_end(context::access().map_err(ApiError::from)?.key());
-        tokio::spawn(follow(api, id, first, changes, sender, key_end));
-        let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
-            let (_, job) = receiver.recv().await?;
-            Some((Ok(WatchJobResponse { job: Some(convert::job(job)) }), receiver))
+        access::require_job(&self.0, id).await?;
+        let watcher = JobWatches::open(&self.0, id).await?;
+        let stream = futures_util::stream::unfold(watcher, |mut watcher| async move {
+            let change = watcher.next().await?;
+            Some((Ok(WatchJobResponse { job: Some(convert::job(change.snapshot.job.clone())) }), watcher))
         });
         Ok(Response::new(Box::pin(stream)))
     }

@@ -20,6 +20,7 @@ use super::convert;
 use crate::{
     Api, ApiError, access,
     context::{self, Caller},
+    traffic::HasRegistered,
     workers::{
         report,
         session::{self, REGISTER_TIMEOUT, Received, SEND_TIMEOUT, WorkerMessage, WorkerStream},
@@ -42,12 +43,14 @@ impl WorkerService for Workers {
         request: Request<Streaming<ConnectRequest>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
         let caller = context::caller();
+        let registered = request.extensions().get::<HasRegistered>().cloned().unwrap_or_default();
         let mut incoming = request.into_inner();
         let (sender, receiver) = mpsc::channel(MAX_UNREAD);
         let api = self.0.clone();
         tokio::spawn(async move {
             match register(&api, &caller, &mut incoming, &sender).await {
                 Ok(connection) => {
+                    registered.set();
                     let max_bytes = api.parser().limits.max_body_bytes;
                     session::serve(api, connection.worker, GrpcStream { incoming, sender, max_bytes }).await;
                 }

@@ -183,7 +183,7 @@ metrics! {
     INBOX_OLDEST_SECONDS = "faena_inbox_oldest_seconds", Gauge, Node, ["inbox"],
         "Time for which messages of an inbox have been waiting for the job database";
     REQUESTS_REJECTED = "faena_requests_rejected", Counter, Node, ["reason"],
-        "Requests that this node rejected before their route ran: key_rate, address_rate, authentication, origin or content";
+        "Requests that this node rejected before or while they were received: key_rate, address_rate, authentication, origin, content, memory or streams";
     TRACE_SPANS_EXPORTED = "faena_trace_spans_exported", Counter, Node, [],
         "Spans of this node that the collector accepted";
     TRACE_SPANS_DROPPED = "faena_trace_spans_dropped", Counter, Node, [],

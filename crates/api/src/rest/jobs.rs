@@ -65,7 +65,7 @@ pub async fn create_batch(State(api): State<Api>, headers: HeaderMap, body: Body
         let message = "works only for a single job; set idempotencyKey on each job of the batch";
         return Err(ApiError::invalid_field("Idempotency-Key", message));
     }
-    let body = read_bytes(body, api.parser().limits.max_batch_bytes).await?;
+    let body = read_bytes(&api, body, api.parser().limits.max_batch_bytes).await?;
     let ids = submit_batch(&api, &body).await?;
     Ok((StatusCode::CREATED, Json(CreatedBatch { ids })).into_response())
 }

@@ -1,12 +1,16 @@
-//! What every request passes before its route: limits of rate, the key, the origin, the type of the body.
+//! What every request passes before its route: limits of rate, the key, the origin, the type of the body, its memory.
 //!
 //! The order matters. The address is counted first, so that wrong keys count too. The answer of every step has the headers
 //! of CORS, otherwise a page could not read why it was rejected.
 
+mod authority;
+mod budget;
 mod content;
 mod cors;
+mod grpc_body;
 mod origin;
 mod rate;
+mod streams;
 
 use std::{
     net::IpAddr,
@@ -32,14 +36,19 @@ use tower_http::{
     },
 };
 
+pub use budget::{ByteBudget, Charge, FREE_BYTES, ReadMeter};
 pub use cors::Cors;
+pub use grpc_body::HasRegistered;
 pub use rate::RequestRate;
+pub use streams::StreamPermit;
 
 use crate::{
     Api, ApiError, ApiResult,
     context::{self, Caller},
 };
+use budget::FREE_HEAD_BYTES;
 use rate::{Limiter, Usage};
+use streams::{StreamLimits, Streams};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -58,6 +67,12 @@ pub struct TrafficConfig {
     /// How long the answer to a request above a limit is held back. A client that repeats its requests immediately would
     /// otherwise use the processor with refusals alone.
     pub refusal_pause: Duration,
+    /// Bytes that requests in flight may occupy together. `None`: any number.
+    pub in_flight_bytes: Option<usize>,
+    /// Open streams of events and jobs. `None`: any number.
+    pub max_streams: Option<usize>,
+    /// Open streams of one API key, or of one address without a key. `None`: any number.
+    pub max_streams_per_caller: Option<usize>,
 }
 
 /// State of the limits of this process.
@@ -69,6 +84,8 @@ pub struct Traffic {
     refusal_pause: Duration,
     /// Refusals that may be held back at the same time.
     held_back: Semaphore,
+    budget: ByteBudget,
+    streams: Streams,
 }
 
 impl Default for Traffic {
@@ -86,15 +103,21 @@ pub enum RejectReason {
     Authentication,
     Origin,
     Content,
+    /// The budget of bytes in flight is used up.
+    Memory,
+    /// The caller or the server has too many streams.
+    Streams,
 }
 
 impl RejectReason {
-    pub const ALL: [RejectReason; 5] = [
+    pub const ALL: [RejectReason; 7] = [
         RejectReason::KeyRate,
         RejectReason::AddressRate,
         RejectReason::Authentication,
         RejectReason::Origin,
         RejectReason::Content,
+        RejectReason::Memory,
+        RejectReason::Streams,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -104,6 +127,8 @@ impl RejectReason {
             RejectReason::Authentication => "authentication",
             RejectReason::Origin => "origin",
             RejectReason::Content => "content",
+            RejectReason::Memory => "memory",
+            RejectReason::Streams => "streams",
         }
     }
 }
@@ -117,7 +142,32 @@ impl Traffic {
             rejected: Default::default(),
             refusal_pause: config.refusal_pause,
             held_back: Semaphore::new(MAX_HELD_BACK),
+            budget: ByteBudget::new(config.in_flight_bytes.unwrap_or(usize::MAX)),
+            streams: Streams::new(StreamLimits {
+                total: config.max_streams.unwrap_or(usize::MAX),
+                per_caller: config.max_streams_per_caller.unwrap_or(usize::MAX),
+            }),
         }
+    }
+
+    /// Returns the bytes that requests in flight may occupy.
+    pub fn budget(&self) -> &ByteBudget {
+        &self.budget
+    }
+
+    /// Admits a stream of the caller of the current request.
+    pub(crate) fn admit_stream(&self) -> ApiResult<StreamPermit> {
+        self.streams.admit(&context::caller()).inspect_err(|_| self.count(RejectReason::Streams))
+    }
+
+    /// Takes what the head of a request with this size needs.
+    async fn cover_head(&self, bytes: usize) -> ApiResult<Charge> {
+        let mut charge = Charge::new(&self.budget);
+        if bytes > FREE_HEAD_BYTES {
+            let covered = charge.cover(FREE_BYTES + bytes - FREE_HEAD_BYTES).await;
+            covered.inspect_err(|_| self.count(RejectReason::Memory))?;
+        }
+        Ok(charge)
     }
 
     /// Holds the answer to a request above a limit back.
@@ -135,7 +185,7 @@ impl Traffic {
         self.rejected[reason as usize].load(Ordering::Relaxed)
     }
 
-    fn count(&self, reason: RejectReason) {
+    pub(crate) fn count(&self, reason: RejectReason) {
         self.rejected[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -166,6 +216,12 @@ fn client_network(address: IpAddr) -> IpAddr {
     }
 }
 
+fn head_bytes(request: &Request) -> usize {
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    let uri = request.uri();
+    headers.sum::<usize>() + uri.path().len() + uri.query().map_or(0, str::len)
+}
+
 /// Runs a request if its traffic is accepted.
 pub async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
     let origin = request.headers().get(axum::http::header::ORIGIN).cloned();
@@ -174,8 +230,13 @@ pub async fn admit(State(api): State<Api>, request: Request, next: Next) -> Resp
         Some(answer) => answer,
         None => {
             let is_grpc = content::is_grpc(&request);
-            match check(&api, request, &mut usages) {
-                Ok(request) => next.run(request).await,
+            let head = api.traffic.cover_head(head_bytes(&request)).await;
+            match head.and_then(|charge| Ok((charge, check(&api, request, &mut usages)?))) {
+                Ok((_charge, request)) if is_grpc => {
+                    let (request, _messages) = grpc_body::limit(request, &api.traffic.budget);
+                    next.run(request).await
+                }
+                Ok((_charge, request)) => next.run(request).await,
                 Err(error) => {
                     api.traffic.hold_back(&error).await;
                     if is_grpc {
@@ -208,7 +269,7 @@ fn check(api: &Api, request: Request, usages: &mut Vec<Usage>) -> ApiResult<Requ
     if has_wrong_key {
         context::access().map_err(ApiError::from).map_err(rejected(RejectReason::Authentication))?;
     }
-    origin::check(api, request.headers()).map_err(rejected(RejectReason::Origin))?;
+    origin::check(api, &request).map_err(rejected(RejectReason::Origin))?;
     content::accept(request, api.parser().limits.max_batch_bytes).map_err(rejected(RejectReason::Content))
 }
 

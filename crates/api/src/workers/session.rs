@@ -14,7 +14,7 @@ use super::message_budget::MessageBudget;
 use crate::{Api, ApiError};
 
 /// Time within which a worker must register after it has connected.
-pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
+pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time within which a worker must read what the server sends.
 pub const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest number of messages in one batch.

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use axum::{
+    Extension,
     extract::{
         State, WebSocketUpgrade,
         ws::{CloseFrame, Message, Utf8Bytes, WebSocket, rejection::WebSocketUpgradeRejection},
@@ -23,8 +24,9 @@ use super::{
     session::{self, REGISTER_TIMEOUT, Received, SEND_TIMEOUT, WorkerMessage, WorkerStream},
 };
 use crate::{
-    Api, ApiError, access,
+    Api, ApiError, ReadMeter, access,
     context::{self, Caller},
+    traffic::FREE_BYTES,
 };
 
 /// Longest time to read remaining frames after the server has closed a connection.
@@ -37,39 +39,51 @@ const MAX_REGISTER_ATTEMPTS: usize = 20;
 // Close codes of RFC 6455 and of the IANA registry for WebSocket.
 const GOING_AWAY: u16 = 1001;
 const POLICY_VIOLATION: u16 = 1008;
+const MESSAGE_TOO_BIG: u16 = 1009;
 const SERVICE_RESTART: u16 = 1012;
 const TRY_AGAIN_LATER: u16 = 1013;
 
 /// The key may be in the request or in the `register` frame, because not every client can set headers.
-pub async fn connect(State(api): State<Api>, upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>) -> Response {
+///
+/// Until the worker has registered, it may send small frames only.
+pub async fn connect(
+    State(api): State<Api>,
+    meter: Option<Extension<ReadMeter>>,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Response {
+    let meter = meter.map_or_else(|| ReadMeter::new(api.traffic.budget()), |Extension(meter)| meter);
     if api.engine.workers.is_closed() {
         return ApiError::from(EngineError::Stopping).into_response();
     }
     let caller = context::caller();
     match upgrade {
-        Ok(upgrade) => upgrade
-            .max_message_size(MAX_FRAME_BYTES)
-            .max_frame_size(MAX_FRAME_BYTES)
-            .read_buffer_size(4 << 10)
-            .write_buffer_size(32 << 10)
-            .max_write_buffer_size(64 << 20)
-            .on_upgrade(move |socket| serve(api, caller, socket)),
+        Ok(upgrade) => {
+            meter.restrict(FREE_BYTES);
+            upgrade
+                .max_message_size(MAX_FRAME_BYTES)
+                .max_frame_size(MAX_FRAME_BYTES)
+                .read_buffer_size(4 << 10)
+                .write_buffer_size(32 << 10)
+                .max_write_buffer_size(64 << 20)
+                .on_upgrade(move |socket| serve(api, caller, socket, meter))
+        }
         Err(_) => ApiError::invalid_field("Upgrade", "must be websocket").into_response(),
     }
 }
 
-async fn serve(api: Api, caller: Caller, mut socket: WebSocket) {
-    if let Some(connection) = register(&api, &caller, &mut socket).await {
+async fn serve(api: Api, caller: Caller, mut socket: WebSocket, meter: ReadMeter) {
+    if let Some(connection) = register(&api, &caller, &mut socket, &meter).await {
         let max_bytes = api.parser().limits.max_body_bytes;
-        session::serve(api, connection.worker, WebSocketStream { socket, max_bytes }).await;
+        meter.consumed();
+        session::serve(api, connection.worker, WebSocketStream { socket, max_bytes, meter }).await;
     }
 }
 
 /// Waits for a valid `register` frame. Answers other frames with an error, up to a limit.
-async fn register(api: &Api, caller: &Caller, socket: &mut WebSocket) -> Option<Connection> {
+async fn register(api: &Api, caller: &Caller, socket: &mut WebSocket, meter: &ReadMeter) -> Option<Connection> {
     let deadline = tokio::time::Instant::now() + REGISTER_TIMEOUT;
     for _ in 0..MAX_REGISTER_ATTEMPTS {
-        let message = match tokio::time::timeout_at(deadline, next_message(api, socket)).await {
+        let message = match tokio::time::timeout_at(deadline, next_message(api, socket, meter)).await {
             Ok(message) => message?,
             Err(_) => {
                 close(socket, POLICY_VIOLATION, "no register frame arrived in time").await;
@@ -107,9 +121,20 @@ async fn register(api: &Api, caller: &Caller, socket: &mut WebSocket) -> Option<
 }
 
 /// Returns the next message of a worker, or `None` if the connection is closed.
-async fn next_message(api: &Api, socket: &mut WebSocket) -> Option<Result<WorkerMessage, Rejection>> {
+async fn next_message(
+    api: &Api,
+    socket: &mut WebSocket,
+    meter: &ReadMeter,
+) -> Option<Result<WorkerMessage, Rejection>> {
     loop {
-        let message = socket.next().await?.ok()?;
+        let Ok(message) = socket.next().await? else {
+            if meter.is_exceeded() {
+                let reason = format!("a frame before register must not be larger than {FREE_BYTES} bytes");
+                close(socket, MESSAGE_TOO_BIG, &reason).await;
+            }
+            return None;
+        };
+        meter.restrict(FREE_BYTES);
         if let Some(message) = decode(&message, api.parser().limits.max_body_bytes) {
             return Some(message);
         }
@@ -167,17 +192,21 @@ struct WebSocketStream {
     socket: WebSocket,
     /// Size above which a frame is rejected.
     max_bytes: usize,
+    meter: ReadMeter,
 }
 
 impl WorkerStream for WebSocketStream {
     async fn receive(&mut self) -> Received {
         match self.socket.next().await {
             None | Some(Err(_)) | Some(Ok(Message::Close(_))) => Received::Closed,
-            Some(Ok(message)) => match decode(&message, self.max_bytes) {
-                None => Received::KeepAlive,
-                Some(Ok(message)) => Received::Message(message),
-                Some(Err(rejection)) => Received::Rejected(rejection),
-            },
+            Some(Ok(message)) => {
+                self.meter.consumed();
+                match decode(&message, self.max_bytes) {
+                    None => Received::KeepAlive,
+                    Some(Ok(message)) => Received::Message(message),
+                    Some(Err(rejection)) => Received::Rejected(rejection),
+                }
+            }
         }
     }
 

@@ -88,6 +88,7 @@ async fn a_remote_caller_is_recorded_by_its_address() {
     let peer: std::net::SocketAddr = "10.1.2.3:4567".parse().unwrap();
     let request = Request::post("/api/v1/queues/mail/pause")
         .header("x-actor", "the boss")
+        .header("host", "faena.example")
         .extension(ConnectInfo(peer))
         .body(Body::empty())
         .unwrap();

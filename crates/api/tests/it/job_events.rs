@@ -53,7 +53,48 @@ async fn a_stream_shows_the_progress_and_the_end_of_a_job() {
     assert!(!seen.is_empty());
     let (_, last) = events.last().unwrap();
     assert_eq!((&last["id"], &last["status"]), (&Value::from(id.as_str()), &Value::from("COMPLETED")));
-    assert_eq!(*last, app.job(&id).await, "the last event carries the whole job");
+    let mut merged = serde_json::Map::new();
+    for (_, change) in &events {
+        apply(&mut merged, change);
+    }
+    let mut stored = app.job(&id).await.as_object().unwrap().clone();
+    stored.retain(|_, value| !value.is_null());
+    assert_eq!(merged, stored, "the first event and all changes make the whole job");
+    assert!(last.get("payload").is_none() && last.get("name").is_none(), "what has not changed is not sent: {last}");
+}
+
+/// Applies a change as the reference describes it.
+fn apply(job: &mut serde_json::Map<String, Value>, change: &Value) {
+    for (name, value) in change.as_object().unwrap() {
+        match (job.get_mut(name), value) {
+            (Some(Value::Array(known)), Value::Array(new))
+                if ["executionLog", "steps", "attempts"].contains(&name.as_str()) =>
+            {
+                known.extend(new.iter().cloned());
+            }
+            (_, Value::Null) => {
+                job.remove(name);
+            }
+            _ => {
+                job.insert(name.clone(), value.clone());
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_watchers_of_one_job_all_see_its_end() {
+    let app = App::start().await;
+    let id = app.create(r#"{"name": "sleep", "payload": {"ms": 300, "steps": 3}}"#).await;
+    let all = futures_util::future::join_all((0..50).map(|_| follow(&app, &id))).await;
+    for events in all {
+        assert_eq!(events.last().unwrap().0, "job.completed");
+        let entries = events.iter().filter_map(|(_, change)| change["executionLog"].as_array());
+        let entries: Vec<String> = entries.flatten().map(Value::to_string).collect();
+        let stored = app.job(&id).await;
+        let stored: Vec<String> = stored["executionLog"].as_array().unwrap().iter().map(Value::to_string).collect();
+        assert_eq!(entries, stored, "every entry is sent once");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -155,6 +155,7 @@ async fn people_behind_a_proxy_decide_with_the_groups_it_names() {
     let path = review(&app, &creator).await;
     let approve = async |peer: [u8; 4], person: &str, groups: &str| {
         let mut request = Request::post(format!("{path}/approve"))
+            .header("host", "faena.example")
             .header("x-user", person)
             .header("x-groups", groups)
             .body(Body::from("{}"))

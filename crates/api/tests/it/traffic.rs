@@ -6,7 +6,7 @@ use async_compression::tokio::bufread::{GzipDecoder, GzipEncoder};
 use axum::{
     body::Body,
     extract::ConnectInfo,
-    http::{HeaderMap, Request, Response},
+    http::{HeaderMap, HeaderValue, Request, Response},
 };
 use faena_api::{Cors, RequestRate, TrafficConfig};
 use faena_domain::KeyScope;
@@ -30,6 +30,7 @@ fn request(peer: &str, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
     let request = Request::builder().uri(path);
     let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
     let mut request = request.body(Body::empty()).unwrap();
+    request.headers_mut().entry("host").or_insert(HeaderValue::from_static("localhost:3000"));
     request.extensions_mut().insert(ConnectInfo(SocketAddr::new(peer.parse().unwrap(), 5_000)));
     request
 }
@@ -297,4 +298,66 @@ async fn a_compressed_body_is_read_and_its_limit_counts_decompressed_bytes() {
         "{}",
         response.text
     );
+}
+
+/// A body that begins with `bytes` and never ends.
+fn unfinished(bytes: usize) -> Body {
+    let start = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b' '; bytes])]);
+    Body::from_stream(futures_util::StreamExt::chain(start, futures_util::stream::pending()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_bodies_share_a_budget_and_small_ones_are_never_refused() {
+    let app =
+        App::start_with_traffic(TrafficConfig { in_flight_bytes: Some(1 << 20), ..TrafficConfig::default() }).await;
+    let key = key(&app, &[KeyScope::Write, KeyScope::Read], None).await;
+    let post = |path: &str, body: Body| {
+        let request = Request::builder().method("POST").uri(path).header("x-api-key", key.reveal());
+        request.body(body).unwrap()
+    };
+    let batch = format!(r#"{{"jobs": [{{"name": "elsewhere", "payload": {{"text": "{}"}}}}]}}"#, "x".repeat(60_000));
+    let large = |spaces: usize| Body::from(format!("{}{batch}", " ".repeat(spaces)));
+    let holder = app.router.clone().oneshot(post("/api/v1/jobs/batch", unfinished(1 << 20)));
+    let others = async {
+        let refused = loop {
+            let response = app.send(post("/api/v1/jobs/batch", large(1 << 19))).await;
+            // Until the server has read what the holder sends.
+            if response.status != 201 {
+                break response;
+            }
+        };
+        assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, "1"), "{}", refused.text);
+        let small = app.send(post(JOBS, Body::from(r#"{"name": "elsewhere"}"#))).await;
+        assert_eq!(small.status, 201, "{}", small.text);
+    };
+    tokio::select! {
+        biased;
+        answer = holder => panic!("the body does not end: {answer:?}"),
+        () = others => {}
+    }
+    // The holder is gone, and so is what it has taken.
+    let accepted = app.send(post("/api/v1/jobs/batch", large(1 << 19))).await;
+    assert_eq!(accepted.status, 201, "{}", accepted.text);
+}
+
+#[tokio::test]
+async fn streams_are_limited_per_caller_and_in_total() {
+    let config = TrafficConfig { max_streams: Some(3), max_streams_per_caller: Some(2), ..TrafficConfig::default() };
+    let app = App::start_with_traffic(config).await;
+    let (first, second) = (key(&app, &[KeyScope::Read], None).await, key(&app, &[KeyScope::Read], None).await);
+    let (first, second) = (first.reveal(), second.reveal());
+    let open = async |path: &str, key: &str| {
+        let request = Request::builder().uri(path).header("x-api-key", key).body(Body::empty()).unwrap();
+        app.router.clone().oneshot(request).await.unwrap()
+    };
+    let a = open("/api/v1/events", first).await;
+    let b = open("/api/v1/events?taskId=01a1e1b6-d8d7-7007-820a-3ff640398a18", first).await;
+    assert_eq!((a.status().as_u16(), b.status().as_u16()), (200, 200));
+    let refused = open("/api/v1/events", first).await;
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+    let c = open("/api/v1/events", second).await;
+    assert_eq!(c.status(), 200);
+    assert_eq!(open("/api/v1/events", second).await.status(), 503, "the node is full");
+    drop(a);
+    assert_eq!(open("/api/v1/events", second).await.status(), 200, "a closed stream frees its place");
 }

@@ -19,8 +19,19 @@ impl Config {
             per_key: self.request_rate("limits.requests_per_key", "limits.requests_per_key_burst"),
             per_address: self.request_rate("limits.requests_per_address", "limits.requests_per_address_burst"),
             refusal_pause: REFUSAL_PAUSE,
+            in_flight_bytes: Some(self.in_flight_bytes()),
+            max_streams: Some(self.size("server.max_streams")),
+            max_streams_per_caller: Some(self.size("server.max_streams_per_caller")),
             cors: Cors { origins: self.names("cors.origins"), credentials: self.text("cors.credentials") == "true" },
         }
+    }
+
+    /// A budget that one batch exceeds would refuse it for ever.
+    fn in_flight_bytes(&self) -> usize {
+        ["server.in_flight_bytes", "server.batch_bytes", "server.body_bytes"]
+            .map(|path| self.size(path))
+            .into_iter()
+            .fold(0, usize::max)
     }
 
     fn request_rate(&self, rate: &str, burst: &str) -> Option<RequestRate> {

@@ -1,23 +1,18 @@
 //! Serves the router over HTTP/1 and HTTP/2, with or without TLS.
 //!
-//! One task accepts connections; each connection is a task of its own. A connection that sends nothing, or only part of a
-//! request's headers, is closed after `idle_timeout`, and the number of connections is limited in total and per address, so
-//! that one client cannot use up what the others need. A few connections above the limit are still accepted for health
-//! checks.
+//! One task accepts connections; each connection is a task of its own. A connection without a complete request is closed
+//! after `idle_timeout`, or earlier if a new connection needs its place, and one whose peer does not read after
+//! `write_timeout`. The number of connections is limited in total and per address, so that one client cannot use up what
+//! the others need.
 
 mod admission;
 mod descriptors;
 mod invalid;
+mod response;
+mod stream;
 mod tls;
 
-use std::{
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -25,19 +20,23 @@ use axum::{
     extract::ConnectInfo,
     http::{HeaderValue, Request, Response, StatusCode, header},
 };
+use faena_api::{ByteBudget, ReadMeter};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    time::MissedTickBehavior,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
 pub use admission::ConnectionLimits;
-use admission::{Admission, Permit};
+use admission::{Admission, Permit, Tracked};
 pub use descriptors::raise_limit;
 use invalid::AnswersInvalid;
+use response::{ResponseBody, Unread};
+use stream::ClientStream;
 pub use tls::{Tls, TlsFiles};
 
 /// Pause after a failed accept, for example because the process has no file descriptor left.
@@ -45,7 +44,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often failed accepts and rejected connections are logged.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Requests that one HTTP/2 connection may have in flight.
-const MAX_STREAMS: u32 = 250;
+const MAX_STREAMS: u32 = 128;
+/// Data of requests that an HTTP/2 connection buffers while no handler reads it.
+const HTTP2_WINDOW_BYTES: u32 = 128 << 10;
+/// How long the requests of an HTTP/2 connection that is closed may take to end.
+const HTTP2_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Buffer of an HTTP/1 connection for headers and for answers that are not sent.
+const HTTP1_BUFFER_BYTES: usize = 128 << 10;
 /// Largest set of headers of one request.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// How long a client may take to answer a ping on an idle HTTP/2 connection.
@@ -59,6 +64,8 @@ pub struct HttpConfig {
     pub limits: ConnectionLimits,
     /// Longest time without a complete request header.
     pub idle_timeout: Duration,
+    /// Longest time in which a peer reads nothing of its answer.
+    pub write_timeout: Duration,
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -66,13 +73,22 @@ pub struct HttpConfig {
 struct Shared {
     router: Router,
     config: HttpConfig,
+    budget: ByteBudget,
     closing: CancellationToken,
 }
 
 /// Serves until `closing` is cancelled, then finishes the requests in flight.
-pub async fn serve(listener: TcpListener, router: Router, config: HttpConfig, closing: CancellationToken) {
+///
+/// Headers and messages of WebSockets that are larger than usual take their memory from `budget`.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    config: HttpConfig,
+    budget: ByteBudget,
+    closing: CancellationToken,
+) {
     let admission = Arc::new(Admission::new(config.limits.clone()));
-    let shared = Arc::new(Shared { router, config, closing: closing.clone() });
+    let shared = Arc::new(Shared { router, config, budget, closing: closing.clone() });
     let connections = TaskTracker::new();
     let mut failures = LogThrottle::default();
     loop {
@@ -102,18 +118,35 @@ pub async fn serve(listener: TcpListener, router: Router, config: HttpConfig, cl
 }
 
 async fn serve_connection(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr, permit: Permit) {
-    let patience = shared.config.idle_timeout;
-    match shared.config.tls.clone() {
-        Some(tls) => {
-            let Ok(Ok(stream)) = tokio::time::timeout(patience, tls.acceptor().accept(stream)).await else { return };
-            let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-            serve_stream(shared, stream, is_http2, peer, permit).await;
-        }
-        None => {
-            let Ok(Some(is_http2)) = tokio::time::timeout(patience, starts_http2(&stream)).await else { return };
-            serve_stream(shared, stream, is_http2, peer, permit).await;
-        }
+    let (idle_timeout, tracked) = (shared.config.idle_timeout, permit.tracked());
+    // Until the first byte, or the end of the handshake, the connection is idle.
+    let waiting = async {
+        Some(match shared.config.tls.clone() {
+            Some(tls) => {
+                let stream = tls.acceptor().accept(stream).await.ok()?;
+                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                (Transport::Tls(Box::new(stream)), is_http2)
+            }
+            None => {
+                let is_http2 = starts_http2(&stream).await?;
+                (Transport::Plain(stream), is_http2)
+            }
+        })
+    };
+    let opened = tokio::select! {
+        opened = tokio::time::timeout(idle_timeout, waiting) => opened,
+        () = tracked.evicted() => return,
+    };
+    match opened {
+        Ok(Some((Transport::Tls(stream), is_http2))) => serve_stream(shared, *stream, is_http2, peer, permit).await,
+        Ok(Some((Transport::Plain(stream), is_http2))) => serve_stream(shared, stream, is_http2, peer, permit).await,
+        Ok(None) | Err(_) => {}
     }
+}
+
+enum Transport {
+    Plain(TcpStream),
+    Tls(Box<tokio_rustls::server::TlsStream<TcpStream>>),
 }
 
 /// Looks at the first bytes without consuming them. `None`: the client has disconnected.
@@ -136,87 +169,124 @@ async fn serve_stream<S>(shared: Arc<Shared>, stream: S, is_http2: bool, peer: S
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let only_health = permit.is_reserve();
-    // A WebSocket outlives the HTTP connection, so the permit belongs to the stream.
-    let stream = Permitted { stream, _permit: permit };
-    let (router, idle_timeout, closing) = (shared.router.clone(), shared.config.idle_timeout, shared.closing.clone());
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let router = router.clone();
-        async move {
-            if only_health && !request.uri().path().starts_with("/health") {
-                return Ok(overloaded());
-            }
-            let mut request = request.map(Body::new);
-            request.extensions_mut().insert(ConnectInfo(peer));
-            router.oneshot(request).await
+    let tracked = permit.tracked();
+    // HTTP/2 limits by itself what it reads of headers.
+    let meter = (!is_http2).then(|| ReadMeter::new(&shared.budget));
+    let stream = ClientStream::new(stream, permit, meter.clone(), shared.config.write_timeout);
+    let (evicted, served) = (tracked.clone(), async {
+        if is_http2 {
+            serve_http2(&shared, stream, peer, tracked).await;
+        } else {
+            serve_http1(&shared, stream, peer, tracked, meter).await;
         }
     });
+    tokio::select! { () = served => {}, () = evicted.evicted() => {} }
+}
+
+async fn serve_http1<S>(
+    shared: &Shared,
+    stream: ClientStream<S>,
+    peer: SocketAddr,
+    tracked: Tracked,
+    meter: Option<ReadMeter>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let router = shared.router.clone();
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        let (router, guard, meter, tracked) = (router.clone(), tracked.begin(), meter.clone(), tracked.clone());
+        async move {
+            if let Some(meter) = &meter {
+                meter.stop();
+                request.extensions_mut().insert(meter.clone());
+            }
+            let response = respond(router, request, peer, &tracked).await?;
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                tracked.begin_forever();
+                return Ok::<_, std::convert::Infallible>(response);
+            }
+            Ok(response.map(|body| Body::new(ResponseBody::http1(body, guard, meter))))
+        }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(shared.config.idle_timeout)
+        .max_header_size(MAX_HEADER_BYTES)
+        .max_buf_size(HTTP1_BUFFER_BYTES);
+    let io = TokioIo::new(AnswersInvalid::new(stream));
+    let connection = builder.serve_connection(io, service).with_upgrades();
+    tokio::pin!(connection);
     // An error here is a client that disconnected, timed out or sent something else than HTTP.
-    if is_http2 {
-        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .keep_alive_interval(idle_timeout)
-            .keep_alive_timeout(HTTP2_PING_TIMEOUT)
-            .max_concurrent_streams(MAX_STREAMS)
-            .max_header_list_size(MAX_HEADER_BYTES as u32);
-        let connection = builder.serve_connection(TokioIo::new(stream), service);
-        tokio::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = shared.closing.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
+
+async fn serve_http2<S>(shared: &Shared, stream: ClientStream<S>, peer: SocketAddr, tracked: Tracked)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (router, unread, requests) = (shared.router.clone(), Unread::default(), tracked.clone());
+    let responses = unread.clone();
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let (router, guard, tracked, unread) = (router.clone(), requests.begin(), requests.clone(), responses.clone());
+        async move {
+            let response = respond(router, request, peer, &tracked).await?;
+            Ok::<_, std::convert::Infallible>(response.map(|body| Body::new(ResponseBody::http2(body, guard, &unread))))
+        }
+    });
+    let idle_timeout = shared.config.idle_timeout;
+    let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(idle_timeout)
+        .keep_alive_timeout(HTTP2_PING_TIMEOUT)
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_connection_window_size(HTTP2_WINDOW_BYTES)
+        .initial_stream_window_size(HTTP2_WINDOW_BYTES)
+        .max_header_list_size(MAX_HEADER_BYTES as u32);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let mut checks = tokio::time::interval(idle_timeout.min(shared.config.write_timeout) / 2);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = closing.cancelled() => connection.as_mut().graceful_shutdown(),
+            () = shared.closing.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
+                return;
+            }
+            _ = checks.tick() => {
+                if unread.is_stalled(shared.config.write_timeout) {
+                    return;
+                }
+                // A peer that answers pings would otherwise keep its connection without a request for ever.
+                if u128::from(tracked.idle_ms()) >= idle_timeout.as_millis() {
+                    break;
+                }
+            }
         }
-        let _ = connection.await;
-    } else {
-        let mut builder = hyper::server::conn::http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(idle_timeout).max_header_size(MAX_HEADER_BYTES);
-        let io = TokioIo::new(AnswersInvalid::new(stream));
-        let connection = builder.serve_connection(io, service).with_upgrades();
-        tokio::pin!(connection);
-        tokio::select! {
-            _ = connection.as_mut() => return,
-            () = closing.cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        let _ = connection.await;
     }
+    connection.as_mut().graceful_shutdown();
+    let _ = tokio::time::timeout(HTTP2_CLOSE_TIMEOUT, connection).await;
 }
 
-/// A stream with its permit.
-struct Permitted<S> {
-    stream: S,
-    _permit: Permit,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Permitted<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+async fn respond(
+    router: Router,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    tracked: &Tracked,
+) -> Result<Response<Body>, std::convert::Infallible> {
+    if tracked.is_above_limit() && !request.uri().path().starts_with("/health") {
+        return Ok(overloaded());
     }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Permitted<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(ConnectInfo(peer));
+    router.oneshot(request).await
 }
 
 /// Answer on a connection above the limit.

@@ -1,9 +1,6 @@
 //! Keys of workers on their connections, limits of requests, and what happens without file descriptors.
 
-use std::{
-    net::{SocketAddr, TcpStream},
-    process::Command,
-};
+use std::process::Command;
 
 use faena_wire::v1::{
     ConnectRequest, Register, connect_request::Message as FromWorker, connect_response::Message as FromServer,
@@ -250,26 +247,6 @@ async fn with_descriptors(folder: &std::path::Path, ulimit: &str) -> Faena {
     let mut faena = Faena::spawn_with(shell, folder, &[("PATH", "/usr/bin:/bin")], &[]);
     faena.wait_until_listening().await;
     faena
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn connections_that_cannot_be_accepted_are_logged_and_the_server_recovers() {
-    let folder = tempfile::tempdir().unwrap();
-    let faena = with_descriptors(folder.path(), "ulimit -n 100").await;
-    assert!(faena.log().contains("too few file descriptors"), "{}", faena.log());
-    let address: SocketAddr = faena.url.strip_prefix("http://").unwrap().parse().unwrap();
-    let idle: Vec<TcpStream> = (0..120).map(|_| TcpStream::connect(address).unwrap()).collect();
-    eventually("the failed accept is logged", async || faena.log().contains("connection not accepted").then_some(()))
-        .await;
-    let log = faena.log();
-    let line = log.lines().find(|line| line.contains("connection not accepted")).unwrap();
-    assert!(line.contains("ERROR") && line.contains("error=Too many open files"), "{line}");
-    drop(idle);
-    eventually("the server accepts again", async || {
-        let answer = faena.http.get(format!("{}/health/live", faena.url)).send().await;
-        answer.is_ok_and(|answer| answer.status() == 200).then_some(())
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

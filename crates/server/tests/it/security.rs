@@ -216,14 +216,15 @@ async fn connections_that_send_no_complete_request_are_closed() {
 async fn above_the_connection_limit_only_health_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[("FAENA_SERVER_MAX_CONNECTIONS", "10")]).await;
-    let upgrade =
-        b"GET /api/v1/workers/connect HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-        Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-    // A WebSocket counts for as long as it is open.
-    let idle: Vec<TcpStream> = (0..10).map(|n| open(&faena, if n % 2 == 0 { b"G" } else { upgrade })).collect();
+    // A stream of events is a request that does not end.
+    let events = b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    let mut busy: Vec<TcpStream> = (0..10).map(|_| open(&faena, events)).collect();
+    for stream in &mut busy {
+        stream.read_exact(&mut [0; 12]).unwrap();
+    }
     eventually("the connections are counted", async || (faena.get("/api/v1/jobs").await.0 == 503).then_some(())).await;
     assert_eq!(faena.get("/health/live").await.0, 200);
-    drop(idle);
+    drop(busy);
     eventually("closed connections are free again", async || (faena.get("/api/v1/jobs").await.0 == 200).then_some(()))
         .await;
 }

@@ -126,6 +126,6 @@ pub fn retry() -> Operation {
 
 pub fn events() -> Operation {
     on_job("watchJob", "Follow a job")
-        .about("Server-sent events: the whole job now and after each change, until it finishes. The name of an event is its type, such as `job.completed`.")
+        .about("Server-sent events until the job finishes: first the whole job, then its id, its status and the fields that changed. `executionLog`, `steps` and `attempts` of a change have the new entries only; a field without a value any more is `null`. The name of an event is its type, such as `job.completed`.")
         .answer(200, "The stream.", Content::Events(schema_of::<JobView>))
 }

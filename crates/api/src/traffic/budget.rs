@@ -1,0 +1,252 @@
+//! Limits the memory of everything that callers send and the server has not processed yet.
+//!
+//! The first [`FREE_BYTES`] of a request or message cost nothing, so a small one is never refused. What is larger takes
+//! its further bytes from one budget of the process as they arrive, waits while the budget is used up, and is refused
+//! after [`MAX_WAIT`].
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep},
+};
+use tokio_util::sync::PollSemaphore;
+
+use faena_domain::ErrorCode;
+
+use crate::ApiError;
+
+/// Bytes of each request or message that cost nothing.
+pub const FREE_BYTES: usize = 64 << 10;
+/// Bytes of path, query and headers that cost nothing.
+pub const FREE_HEAD_BYTES: usize = 8 << 10;
+/// Bytes that one permit stands for.
+const STEP_BYTES: usize = 16 << 10;
+/// How long a request or message waits for others.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+
+/// Bytes that all requests of the process may occupy.
+#[derive(Clone, Debug)]
+pub struct ByteBudget {
+    permits: Arc<Semaphore>,
+    bytes: usize,
+}
+
+/// The budget is used up.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
+#[error("the server receives too much data at the moment; try again")]
+pub struct Exhausted;
+
+impl From<Exhausted> for ApiError {
+    fn from(exhausted: Exhausted) -> ApiError {
+        ApiError::new(ErrorCode::Unavailable, exhausted.to_string())
+    }
+}
+
+impl ByteBudget {
+    pub fn new(bytes: usize) -> ByteBudget {
+        ByteBudget { permits: Arc::new(Semaphore::new(bytes.div_ceil(STEP_BYTES))), bytes }
+    }
+
+    /// Returns the bytes that are taken now.
+    pub fn used(&self) -> usize {
+        self.bytes.saturating_sub(self.permits.available_permits().saturating_mul(STEP_BYTES))
+    }
+}
+
+/// What one request or message has taken. Dropping it gives everything back.
+pub struct Charge {
+    permits: PollSemaphore,
+    held: Option<OwnedSemaphorePermit>,
+    /// When a wait ends.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl Charge {
+    pub fn new(budget: &ByteBudget) -> Charge {
+        Charge { permits: PollSemaphore::new(budget.permits.clone()), held: None, deadline: None }
+    }
+
+    /// Takes what is missing for `bytes` in total. Fails after [`MAX_WAIT`], or if the whole budget is smaller.
+    pub fn poll_cover(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), Exhausted>> {
+        let needed = bytes.saturating_sub(FREE_BYTES).div_ceil(STEP_BYTES);
+        let missing = needed.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
+        if missing == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let Ok(missing) = u32::try_from(missing) else { return Poll::Ready(Err(Exhausted)) };
+        if let Poll::Ready(permit) = self.permits.poll_acquire_many(cx, missing) {
+            self.deadline = None;
+            let Some(permit) = permit else { return Poll::Ready(Err(Exhausted)) };
+            match &mut self.held {
+                Some(held) => held.merge(permit),
+                None => self.held = Some(permit),
+            }
+            return Poll::Ready(Ok(()));
+        }
+        let deadline =
+            self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + MAX_WAIT)));
+        ready!(deadline.as_mut().poll(cx));
+        Poll::Ready(Err(Exhausted))
+    }
+
+    /// Waits until `bytes` in total are covered.
+    pub async fn cover(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        std::future::poll_fn(|cx| self.poll_cover(cx, bytes)).await
+    }
+
+    /// Gives everything back.
+    pub fn release(&mut self) {
+        self.held = None;
+        self.deadline = None;
+    }
+
+    /// Returns whether something is taken.
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+}
+
+/// Counts what a connection reads while no handler does: the headers of a request, or a message of a WebSocket.
+///
+/// The connection asks before each read; the handler says when it has taken over what was read.
+#[derive(Clone)]
+pub struct ReadMeter(Arc<Mutex<Metered>>);
+
+struct Metered {
+    charge: Charge,
+    bytes: usize,
+    /// Bytes that may be read before the next [`ReadMeter::consumed`], for peers that are not identified yet.
+    max_bytes: Option<usize>,
+    is_counting: bool,
+    /// Bytes that cost nothing.
+    free: usize,
+}
+
+/// Why a connection may not read on.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
+pub enum ReadRefused {
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
+    #[error("more data than is accepted before the registration")]
+    TooMuch,
+}
+
+impl ReadMeter {
+    /// Starts to count the head of a request.
+    pub fn new(budget: &ByteBudget) -> ReadMeter {
+        let metered = Metered {
+            charge: Charge::new(budget),
+            bytes: 0,
+            max_bytes: None,
+            is_counting: true,
+            free: FREE_HEAD_BYTES,
+        };
+        ReadMeter(Arc::new(Mutex::new(metered)))
+    }
+
+    /// Makes room for the next bytes.
+    pub fn poll_read(&self, cx: &mut Context<'_>) -> Poll<Result<(), ReadRefused>> {
+        let mut metered = self.lock();
+        if !metered.is_counting {
+            return Poll::Ready(Ok(()));
+        }
+        if metered.max_bytes.is_some_and(|max| metered.bytes > max) {
+            return Poll::Ready(Err(ReadRefused::TooMuch));
+        }
+        let bytes = metered.bytes + FREE_BYTES - metered.free;
+        metered.charge.poll_cover(cx, bytes).map_err(ReadRefused::from)
+    }
+
+    /// Adds bytes that were read.
+    pub fn add(&self, bytes: usize) {
+        let mut metered = self.lock();
+        if metered.is_counting {
+            metered.bytes += bytes;
+        }
+    }
+
+    /// A handler has taken over a message. Starts to count the next one.
+    pub fn consumed(&self) {
+        self.count(true, None, FREE_BYTES);
+    }
+
+    /// A handler reads and counts by itself from now on.
+    pub fn stop(&self) {
+        self.count(false, None, FREE_BYTES);
+    }
+
+    /// Starts to count the head of the next request.
+    pub fn expect_head(&self) {
+        self.count(true, None, FREE_HEAD_BYTES);
+    }
+
+    /// Starts to count again, and refuses more than `max_bytes` until [`consumed`](Self::consumed).
+    pub fn restrict(&self, max_bytes: usize) {
+        self.count(true, Some(max_bytes), FREE_BYTES);
+    }
+
+    /// Returns whether more was read than [`restrict`](Self::restrict) permits.
+    pub fn is_exceeded(&self) -> bool {
+        let metered = self.lock();
+        metered.max_bytes.is_some_and(|max| metered.bytes > max)
+    }
+
+    fn count(&self, is_counting: bool, max_bytes: Option<usize>, free: usize) {
+        let mut metered = self.lock();
+        metered.charge.release();
+        (metered.bytes, metered.is_counting, metered.max_bytes, metered.free) = (0, is_counting, max_bytes, free);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Metered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn small_requests_are_free_and_large_ones_wait_briefly() {
+        let budget = ByteBudget::new(1 << 20);
+        let mut first = Charge::new(&budget);
+        first.cover(FREE_BYTES + (1 << 20)).await.expect("everything is free");
+        assert_eq!(budget.used(), 1 << 20);
+        let mut second = Charge::new(&budget);
+        second.cover(FREE_BYTES).await.expect("a small request takes nothing");
+        assert_eq!(second.cover(FREE_BYTES + 1).await, Err(Exhausted));
+        let mut third = Charge::new(&budget);
+        let (covered, ()) = tokio::join!(third.cover(FREE_BYTES + 1), async { first.release() });
+        covered.expect("a request that waits gets what another gives back");
+        assert_eq!(budget.used(), STEP_BYTES);
+        drop(third);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_above_the_whole_budget_is_refused() {
+        let budget = ByteBudget::new(1 << 20);
+        assert_eq!(Charge::new(&budget).cover(FREE_BYTES + (1 << 20) + 1).await, Err(Exhausted));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_reads_a_restricted_number_of_bytes_until_they_are_consumed() {
+        let meter = ReadMeter::new(&ByteBudget::new(1 << 20));
+        let read = || std::future::poll_fn(|cx| meter.poll_read(cx));
+        meter.restrict(10);
+        meter.add(10);
+        assert_eq!(read().await, Ok(()));
+        meter.add(1);
+        assert_eq!(read().await, Err(ReadRefused::TooMuch));
+        meter.consumed();
+        meter.add(1_000);
+        assert_eq!(read().await, Ok(()));
+    }
+}

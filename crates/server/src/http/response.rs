@@ -1,0 +1,123 @@
+//! The body of one response. It keeps its connection from being idle until it is sent, and notices a peer that stops
+//! reading one stream of an HTTP/2 connection.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use axum::body::{Body, Bytes, HttpBody};
+use faena_api::ReadMeter;
+use hyper::body::{Frame, SizeHint};
+
+use super::admission::RequestGuard;
+
+/// Largest part of a response that is passed to HTTP/2 at once. It would buffer a larger one whole, whether or not the
+/// peer reads.
+const PART_BYTES: usize = 16 << 10;
+
+/// Responses of an HTTP/2 connection that wait for their peer to read, each with the time since when.
+#[derive(Clone, Default)]
+pub struct Unread(Arc<UnreadResponses>);
+
+#[derive(Default)]
+struct UnreadResponses {
+    next_id: AtomicU64,
+    since: Mutex<HashMap<u64, Instant>>,
+}
+
+impl Unread {
+    /// Returns whether a response has waited for longer than `timeout`.
+    pub fn is_stalled(&self, timeout: Duration) -> bool {
+        self.lock().values().any(|since| since.elapsed() > timeout)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Instant>> {
+        self.0.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub struct ResponseBody {
+    inner: Body,
+    /// The rest of a frame that is larger than a part.
+    rest: Bytes,
+    unread: Option<(Unread, u64)>,
+    meter: Option<ReadMeter>,
+    _request: RequestGuard,
+}
+
+impl ResponseBody {
+    pub fn http1(inner: Body, request: RequestGuard, meter: Option<ReadMeter>) -> ResponseBody {
+        ResponseBody { inner, rest: Bytes::new(), unread: None, meter, _request: request }
+    }
+
+    pub fn http2(inner: Body, request: RequestGuard, unread: &Unread) -> ResponseBody {
+        let id = unread.0.next_id.fetch_add(1, Ordering::Relaxed);
+        ResponseBody { inner, rest: Bytes::new(), unread: Some((unread.clone(), id)), meter: None, _request: request }
+    }
+
+    /// Returns the next part of a frame. It waits for the peer until the next part is asked for.
+    fn part(&mut self, mut data: Bytes) -> Frame<Bytes> {
+        if let Some((unread, id)) = &self.unread {
+            self.rest = data.split_off(data.len().min(PART_BYTES));
+            unread.lock().insert(*id, Instant::now());
+        }
+        Frame::data(data)
+    }
+}
+
+impl HttpBody for ResponseBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        if let Some((unread, id)) = &this.unread {
+            unread.lock().remove(id);
+        }
+        if !this.rest.is_empty() {
+            let rest = std::mem::take(&mut this.rest);
+            return Poll::Ready(Some(Ok(this.part(rest))));
+        }
+        let Some(frame) = ready!(Pin::new(&mut this.inner).poll_frame(cx)).transpose()? else {
+            return Poll::Ready(None);
+        };
+        Poll::Ready(Some(Ok(match frame.into_data() {
+            Ok(data) => this.part(data),
+            Err(trailers) => trailers,
+        })))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let inner = self.inner.size_hint();
+        let rest = self.rest.len() as u64;
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower() + rest);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
+    }
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if let Some((unread, id)) = &self.unread {
+            unread.lock().remove(id);
+        }
+        // What comes next on an HTTP/1 connection is the head of another request.
+        if let Some(meter) = &self.meter {
+            meter.expect_head();
+        }
+    }
+}

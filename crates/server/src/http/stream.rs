@@ -1,0 +1,103 @@
+//! The stream of one connection: what it reads counts against the budget, and a peer that does not read is disconnected.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use faena_api::ReadMeter;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
+
+use super::admission::Permit;
+
+/// What a peer must read in that time. A socket accepts more than this between two moments in which it is full, so only a
+/// peer that reads byte by byte stays below.
+const MIN_READ_BYTES: usize = 4 << 10;
+
+/// A stream with its permit: a WebSocket outlives the HTTP connection.
+pub struct ClientStream<S> {
+    stream: S,
+    meter: Option<ReadMeter>,
+    timeout: Duration,
+    /// Since when the peer has not read enough, and how much it has read since.
+    stalled: Option<(Pin<Box<Sleep>>, usize)>,
+    _permit: Permit,
+}
+
+impl<S> ClientStream<S> {
+    pub fn new(stream: S, permit: Permit, meter: Option<ReadMeter>, timeout: Duration) -> ClientStream<S> {
+        ClientStream { stream, meter, timeout, stalled: None, _permit: permit }
+    }
+
+    /// Records how much a write accepted. Fails if the peer does not read.
+    fn written(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match written {
+            Poll::Ready(Ok(count)) => {
+                if let Some((_, total)) = &mut self.stalled {
+                    *total += count;
+                    if *total >= MIN_READ_BYTES {
+                        self.stalled = None;
+                    }
+                }
+                Poll::Ready(Ok(count))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                let timeout = self.timeout;
+                let (deadline, _) = self.stalled.get_or_insert_with(|| (Box::pin(sleep(timeout)), 0));
+                ready!(deadline.as_mut().poll(cx));
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")))
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        if let Some(meter) = &self.meter {
+            ready!(meter.poll_read(cx)).map_err(io::Error::other)?;
+        }
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        if let Some(meter) = &self.meter {
+            meter.add(buf.filled().len() - before);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.written(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.written(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // TLS writes its last record here.
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx).map_ok(|()| 0);
+        self.written(cx, flushed).map_ok(|_| ())
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let closed = Pin::new(&mut self.stream).poll_shutdown(cx).map_ok(|()| 0);
+        self.written(cx, closed).map_ok(|_| ())
+    }
+}
