@@ -47,6 +47,13 @@ impl Target {
         Target::start(arguments, environment).await
     }
 
+    /// Starts Faena with its built-in worker.
+    pub async fn faena_with_worker(url: &str) -> Result<Target> {
+        let arguments =
+            |port: u16| ["serve", "--port", &port.to_string(), "--database-url", url].map(String::from).to_vec();
+        Target::start(arguments, &[]).await
+    }
+
     async fn start(arguments: impl FnOnce(u16) -> Vec<String>, environment: &[(&str, &str)]) -> Result<Target> {
         let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let child = std::process::Command::new(std::env::current_exe()?)

@@ -3,6 +3,7 @@
 //! The baseline (`limit` in the output) is a bare loop over similar tables without Faena: the best that the database can
 //! deliver. Ratios to the baseline are comparable between machines; jobs per second are not.
 
+mod attacks;
 mod connections;
 mod drain;
 mod history;
@@ -40,7 +41,7 @@ pub struct Arguments {
     /// Jobs to submit and drain
     #[arg(long, default_value_t = 300_000, value_name = "N")]
     jobs: usize,
-    /// Duration of the steady-flow measurement
+    /// Duration of the steady-flow measurement, and of each attack
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     seconds: u64,
     /// Measure only the drain with 1 million waiting and 10 million finished jobs
@@ -64,6 +65,12 @@ pub struct Arguments {
     /// Measure only API keys, 10 000 idle and 1 000 busy connections, and a flooding client
     #[arg(long)]
     connections: bool,
+    /// Measure only an innocent client and the memory of the server while hostile clients attack it
+    #[arg(long)]
+    attacks: bool,
+    /// Hostile connections for --attacks
+    #[arg(long, default_value_t = 1_000, value_name = "N", requires = "attacks")]
+    clients: usize,
     /// Measure only tasks: events applied, their latency, and 100 000 waiting tasks
     #[arg(long, group = "with_events")]
     tasks: bool,
@@ -108,6 +115,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             schedules::schedules(scratch, &mut report).await
         } else if arguments.connections {
             connections::connections(scratch, &mut report).await
+        } else if arguments.attacks {
+            attacks::attacks(scratch, arguments.clients, arguments.seconds, &mut report).await
         } else if arguments.tasks {
             tasks::tasks(scratch, arguments.events, &mut report).await
         } else if arguments.outbox {
