@@ -3,7 +3,7 @@
 //! Requests become the JSON bodies of the HTTP API, so that one parser checks both. An enum value has the name of its JSON
 //! value after the prefix: `PRIORITY_HIGH` is `HIGH`, `OVERLAP_QUEUE_ONE` is `queue_one`.
 
-use faena_domain::{Attempt, ErrorReason, JobState, JobView, Priority, Timestamp, schedule::TickOutcome};
+use faena_domain::{Attempt, ErrorReason, JobState, JobView, Priority, Step, Timestamp, schedule::TickOutcome};
 use faena_wire::v1;
 use serde_json::{Map, Value, value::RawValue};
 
@@ -243,7 +243,7 @@ pub fn retry_policy(fields: RetryFields) -> v1::RetryPolicy {
 }
 
 pub fn job(job: JobView) -> v1::Job {
-    let steps = job.steps.into_iter().map(|step| v1::Step { name: step.name, result_json: step.result.get().into() });
+    let steps = job.steps.into_iter().map(step);
     let log = job.execution_log.into_iter().map(|entry| v1::LogEntry {
         timestamp: Some(timestamp(entry.timestamp)),
         event: entry.event.as_str().into(),
@@ -299,6 +299,15 @@ pub fn job(job: JobView) -> v1::Job {
         concurrency_key: job.concurrency_key,
         depends_on: job.depends_on.iter().map(ToString::to_string).collect(),
         on_parent_failure: on_parent_failure(&json_name(&job.on_parent_failure)),
+    }
+}
+
+pub fn step(step: Step) -> v1::Step {
+    v1::Step {
+        name: step.name,
+        result_json: step.result.get().into(),
+        run: Some(step.run),
+        completed_at: Some(timestamp(step.at)),
     }
 }
 

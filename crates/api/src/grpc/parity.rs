@@ -22,7 +22,7 @@ const RENAMED: [(&str, &[&str]); 15] = [
     ("Job", &["retryDelay=retryPolicy", "backoffMultiplier=retryPolicy", "maxDelay=retryPolicy"]),
     ("Job", &["retryDelays=retryPolicy", "jitter=retryPolicy", "retryOn=retryPolicy"]),
     ("JobAttempt", &["status=state"]),
-    ("Step", &["result=resultJson"]),
+    ("Step", &["result=resultJson", "at=completedAt"]),
     ("Task", &["data=dataJson", "progress=progressJson"]),
     ("TaskTimer", &["due=dueAt"]),
     ("TaskApproval", &["subject=subjectJson"]),

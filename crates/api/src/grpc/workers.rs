@@ -8,7 +8,7 @@ use faena_engine::workers::{
 };
 use faena_wire::v1::{
     Ack, CancelRun, ConnectRequest, ConnectResponse, Drain, Error, Heartbeat, JobDelivery, Register, Registered,
-    ReportProgress, Resume, Step, connect_request::Message as Incoming, connect_response::Message as Outgoing,
+    ReportProgress, Resume, connect_request::Message as Incoming, connect_response::Message as Outgoing,
     worker_service_server::WorkerService,
 };
 use futures_util::Stream;
@@ -269,7 +269,6 @@ fn error(rejection: Rejection) -> Error {
 
 fn job(delivery: Delivery) -> JobDelivery {
     let job = &delivery.job.claimed;
-    let steps = delivery.steps.into_iter();
     JobDelivery {
         id: job.id.to_string(),
         name: job.options.name.clone().unwrap_or_else(|| delivery.lane.kind.clone()),
@@ -285,6 +284,6 @@ fn job(delivery: Delivery) -> JobDelivery {
         schedule_id: job.options.schedule_id.clone(),
         schedule_due: job.options.schedule_due.map(convert::timestamp),
         deadline: Some(convert::timestamp(delivery.deadline)),
-        steps: steps.map(|step| Step { name: step.name, result_json: step.result.get().into() }).collect(),
+        steps: delivery.steps.into_iter().map(convert::step).collect(),
     }
 }

@@ -232,6 +232,7 @@ async fn tasks_are_migrated_over_grpc_after_a_dry_run() {
     let (new, paid) = (create(&mut client, &[]).await, create(&mut client, &[]).await);
     send(&mut client, &paid, "pay", json!({"amount": 5})).await;
     let text = ORDER.replace("version: 1", "version: 2").replace("NEW", "OPEN").replace("PAID", "SETTLED");
+    let text = text.replace("PACKING", "BOXING");
     client.register_machine(RegisterMachineRequest { definition: text }).await.unwrap();
     let mapping = |from: &str, to: &str| StateMapping { from: from.into(), to: to.into() };
     let request = |states: Vec<StateMapping>, dry_run| MigrateTasksRequest {
