@@ -106,8 +106,9 @@ impl From<StoreError> for ApiError {
                 ApiError::new(ErrorCode::Conflict, message).naming(shown)
             }
             StoreError::Invalid(errors) => ApiError::invalid(errors),
-            StoreError::Unavailable(_) | StoreError::Contended(_) => {
-                ApiError::new(ErrorCode::Unavailable, "the database is not available; try again")
+            StoreError::Unavailable(cause) | StoreError::Contended(cause) => {
+                let reason = cause.public_reason().unwrap_or("the database is not available; try again");
+                ApiError::new(ErrorCode::Unavailable, reason)
             }
             StoreError::Setup(_) | StoreError::Internal(_) => ApiError::internal(&message),
         }

@@ -58,6 +58,7 @@ async fn check_database(engine: &Engine) -> DatabaseCheck {
         // Rounded to two decimals.
         latency_ms: (started.elapsed().as_secs_f64() * 100_000.0).round() / 100.0,
         error,
+        signal_problem: engine.store.signal_problem(),
     }
 }
 

@@ -19,6 +19,8 @@ pub struct EngineConfig {
     pub concurrency: usize,
     /// How long a node keeps its jobs without renewing its lease.
     pub node_lease: Duration,
+    /// Longest time that one call of the store takes.
+    pub database_timeout: Duration,
     /// Delay before an orphaned job is retried.
     pub orphan_delay: Duration,
     /// How long running jobs may continue after the server is asked to stop.
@@ -102,6 +104,7 @@ impl Default for EngineConfig {
             node_name: "local".into(),
             concurrency: 5,
             node_lease: Duration::from_secs(15),
+            database_timeout: Duration::from_secs(10),
             orphan_delay: Duration::from_secs(5),
             drain_grace: Duration::from_secs(30),
             processing_timeout: Duration::from_secs(30 * 60),

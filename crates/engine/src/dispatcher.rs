@@ -41,6 +41,8 @@ pub struct Dispatcher {
     /// Types that the built-in worker runs.
     kinds: HashSet<&'static str>,
     state: Mutex<State>,
+    /// Start of the round in progress. Claims that are not in flight yet were made since then.
+    claiming_since: Mutex<Option<Timestamp>>,
 }
 
 struct State {
@@ -73,10 +75,22 @@ impl Dispatcher {
         kinds: HashSet<&'static str>,
     ) -> Dispatcher {
         let state = Mutex::new(State { batch: slot_count, last_full_claim: None, round: 0 });
-        Dispatcher { lanes, in_flight, workers, slot_count, slots, kinds, state }
+        Dispatcher { lanes, in_flight, workers, slot_count, slots, kinds, state, claiming_since: Mutex::default() }
+    }
+
+    /// Returns since when a round is in progress. All claims of earlier rounds are in flight, or their answer was lost.
+    pub fn claiming_since(&self) -> Option<Timestamp> {
+        *self.claiming_since.lock()
     }
 
     pub async fn run_once(&self, engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
+        *self.claiming_since.lock() = Some(now);
+        let round = self.claim(engine, now).await;
+        *self.claiming_since.lock() = None;
+        round
+    }
+
+    async fn claim(&self, engine: &Engine, now: Timestamp) -> Result<Round, StoreError> {
         let store = &*engine.store;
         let openings = self.lanes.open_due(now);
         // Taken before the claim: a job that becomes ready from here on adds its lane again.

@@ -9,13 +9,14 @@
 use std::{sync::Arc, time::Duration};
 
 use faena_domain::{NodeId, Timestamp};
-use faena_store::{GUARDIAN, GracePeriods, NodeInfo, Store, StoreError};
+use faena_store::{ClaimCutoff, GUARDIAN, GracePeriods, NodeInfo, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 
 use crate::{Engine, EngineConfig, EngineError, Round, config::ms, workers::CloseReason};
 
-/// A claim unknown to this process after this time was never received: no call to the database takes this long.
-const LOST_CLAIM: Duration = Duration::from_secs(45);
+/// A claim that is at least this old, was made before the round in progress of the dispatcher, and is unknown to this process
+/// was never received.
+const LOST_CLAIM: Duration = Duration::from_secs(3);
 
 /// Id of this process as a node. It changes when the node loses its lease. Clones share it.
 #[derive(Clone)]
@@ -111,11 +112,15 @@ pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, Engin
 
 /// Releases claims of this node that it never received, because the answer of the database was lost.
 pub async fn reconcile(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
-    // In this order: a job that ends meanwhile moves from the jobs in flight to the reporter.
+    // In this order: a claim whose round has ended is in flight, and a job that ends meanwhile moves on to the reporter.
+    let claiming_since = engine.dispatch.dispatcher.claiming_since();
     let mut known = engine.dispatch.in_flight.runs();
     known.extend(engine.reports.reporter.runs());
     let before = now.plus_ms(-ms(LOST_CLAIM));
-    let released = engine.store.node_reconcile(engine.node_id(), known, before, now).await?;
+    let before = claiming_since.map_or(before, |since| since.min(before));
+    let registration = engine.config.database_timeout + LOST_CLAIM;
+    let cutoff = ClaimCutoff { made_before: before, connected_before: now.plus_ms(-ms(registration)) };
+    let released = engine.store.node_reconcile(engine.node_id(), known, cutoff, now).await?;
     if released > 0 {
         tracing::warn!(jobs = released, "lost claim released");
     }

@@ -154,6 +154,8 @@ struct ServeArguments {
 /// Exit codes for scripts.
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
+/// `EX_IOERR` of `sysexits.h`.
+const STORAGE_FAILED: u8 = 74;
 
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -167,6 +169,10 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("faena: {error:#}");
+            if error.is::<serve::StorageFailed>() {
+                // Without waiting for calls to a disk that may hang.
+                std::process::exit(i32::from(STORAGE_FAILED));
+            }
             let usage = error.is::<config::ConfigError>()
                 || matches!(error.downcast_ref(), Some(faena_store::StoreError::Setup(_)))
                 || error.is::<serve::CannotStart>();

@@ -306,6 +306,7 @@ impl Config {
             node_name: format!("{}:{}", host.trim(), std::process::id()),
             concurrency: self.size("worker.concurrency"),
             node_lease: self.duration("node.lease"),
+            database_timeout: self.duration("database.timeout"),
             orphan_delay: self.duration("orphan.delay"),
             drain_grace: self.duration("drain.grace"),
             processing_timeout: self.duration("processing.timeout"),
@@ -368,7 +369,8 @@ impl Config {
     pub fn store(&self, migrate: bool) -> StoreOptions {
         StoreOptions {
             migrate,
-            statement_timeout_ms: u64::try_from(self.duration_ms("database.timeout")).unwrap_or(30_000),
+            timeout_ms: u64::try_from(self.duration_ms("database.timeout")).unwrap_or(10_000),
+            listen_url: Some(self.text("database.listen_url").to_owned()).filter(|url| !url.is_empty()),
             ..StoreOptions::default()
         }
     }

@@ -217,10 +217,15 @@ fn check_certificate(config: &Config, now: Timestamp) -> Option<Finding> {
 fn check_loops(ready: &Ready, url: &str) -> Vec<Finding> {
     const ADVICE: &str = "check the server's log; restart the server if the loop does not recover";
     const INPUT_ADVICE: &str = "repair what the message names; Faena retries, and nothing is lost meanwhile";
+    const SIGNAL_ADVICE: &str = "set database.listen_url to a direct address of PostgreSQL; the server polls meanwhile";
     let mut findings = Vec::new();
     if let Some(error) = &ready.checks.database.error {
         let text = format!("the server at {url} cannot use its database: {error}");
         findings.push(finding("server-database", Severity::Error, text, "check the database and the server's log"));
+    }
+    if let Some(problem) = &ready.checks.database.signal_problem {
+        let text = format!("the server at {url} does not learn immediately of what other servers do: {problem}");
+        findings.push(finding("signals-lost", Severity::Warning, text, SIGNAL_ADVICE));
     }
     for check in &ready.checks.loops {
         let since = check.last_beat_at.map_or("never".into(), |at| format!("at {at}"));

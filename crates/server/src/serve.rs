@@ -37,6 +37,14 @@ impl CannotStart {
     }
 }
 
+/// The disk of the database failed while the server ran. The binary exits with code 74 (`EX_IOERR`), so that a supervisor restarts it.
+#[derive(Debug, thiserror::Error)]
+#[error("the disk of the database failed: {0}; the next start checks the database")]
+pub struct StorageFailed(String);
+
+/// How long requests may take to receive their error after the disk has failed.
+const FAILURE_GRACE: Duration = Duration::from_secs(1);
+
 pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Result<()> {
     start_logging(&config);
     for (variable, reason) in config.unused_variables() {
@@ -80,7 +88,15 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     });
     log_start(&config, &listeners, &http);
     let servers = start_servers(api, listeners, pool_listener, http, &closing);
-    stop.received().await;
+    tokio::select! {
+        () = stop.received() => {}
+        reason = store.storage_failure() => {
+            closing.cancel();
+            servers.close();
+            let _ = tokio::time::timeout(FAILURE_GRACE, servers.wait()).await;
+            return Err(StorageFailed(reason).into());
+        }
+    }
     let (jobs, grace) = (engine.local_jobs(), engine.config.drain_grace);
     tracing::info!(jobs, ?grace, "draining, a second signal stops immediately");
     shut_down(engine, store, closing, servers, stop).await;

@@ -1,8 +1,11 @@
 //! Errors of the store. Each variant asks the caller for a different reaction.
 
-use std::{error::Error, fmt, sync::Arc};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use faena_domain::{FieldError, JobId, JobState, error_chain};
+use tokio_postgres::error::SqlState;
+
+use crate::postgres::connect::{PREPARED_STATEMENTS_LOST, is_lost_statement};
 
 #[derive(thiserror::Error, Debug)]
 pub enum StoreError {
@@ -29,6 +32,10 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    pub(crate) fn timed_out(limit: Duration) -> StoreError {
+        StoreError::Unavailable(format!("the database did not answer within {} s", limit.as_secs_f32()).into())
+    }
+
     /// Returns a copy of the error of a shared transaction, for one of its callers.
     pub(crate) fn clone_for_caller(&self) -> StoreError {
         match self {
@@ -39,21 +46,63 @@ impl StoreError {
     }
 }
 
+/// Reason of a rejected write that callers are told.
+const DISK_FULL: &str = "the disk of the database is full; free some space";
+
 /// Description of a failure, with the database error that caused it. Cloning it shares the database error.
 #[derive(Clone, Debug)]
 pub struct Cause {
     message: String,
+    public: Option<&'static str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 impl Cause {
     pub fn new(message: impl fmt::Display, source: impl Error + Send + Sync + 'static) -> Cause {
         let message = format!("{message}: {}", error_chain(&source));
-        Cause { message, source: Some(Arc::new(source)) }
+        Cause { message, public: None, source: Some(Arc::new(source)) }
     }
 
     pub fn of(source: impl Error + Send + Sync + 'static) -> Cause {
-        Cause { message: error_chain(&source), source: Some(Arc::new(source)) }
+        Cause { message: error_chain(&source), public: None, source: Some(Arc::new(source)) }
+    }
+
+    /// Adds a reason that every caller may know.
+    pub(crate) fn with_public_reason(self, reason: &'static str) -> Cause {
+        Cause { public: Some(reason), ..self }
+    }
+
+    pub(crate) fn disk_full() -> Cause {
+        Cause { message: DISK_FULL.to_owned(), public: Some(DISK_FULL), source: None }
+    }
+
+    /// Returns the reason if every caller may know it.
+    pub fn public_reason(&self) -> Option<&'static str> {
+        self.public
+    }
+
+    pub(crate) fn is_disk_full(&self) -> bool {
+        self.public == Some(DISK_FULL)
+    }
+
+    /// Returns whether the disk rejected a write or did not confirm it, so that what was written before may be lost too.
+    pub(crate) fn is_storage_failure(&self) -> bool {
+        const FATAL: [i32; 6] = [
+            rusqlite::ffi::SQLITE_IOERR_WRITE,
+            rusqlite::ffi::SQLITE_IOERR_FSYNC,
+            rusqlite::ffi::SQLITE_IOERR_DIR_FSYNC,
+            rusqlite::ffi::SQLITE_IOERR_TRUNCATE,
+            rusqlite::ffi::SQLITE_IOERR_DATA,
+            rusqlite::ffi::SQLITE_IOERR_CORRUPTFS,
+        ];
+        let source = self.source.as_deref().and_then(|source| source.downcast_ref::<rusqlite::Error>());
+        source.and_then(rusqlite::Error::sqlite_error).is_some_and(|error| FATAL.contains(&error.extended_code))
+    }
+
+    /// Returns whether PostgreSQL rejected a write because the server is read-only.
+    pub(crate) fn is_read_only(&self) -> bool {
+        let source = self.source.as_deref().and_then(|source| source.downcast_ref::<tokio_postgres::Error>());
+        source.and_then(tokio_postgres::Error::code) == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
     }
 }
 
@@ -71,7 +120,7 @@ impl Error for Cause {
 
 impl From<String> for Cause {
     fn from(message: String) -> Cause {
-        Cause { message, source: None }
+        Cause { message, public: None, source: None }
     }
 }
 
@@ -84,8 +133,12 @@ impl From<&str> for Cause {
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::*;
+        // SQLite needs space for the index of its log too.
+        let needs_space =
+            error.sqlite_error().map(|error| error.extended_code) == Some(rusqlite::ffi::SQLITE_IOERR_SHMSIZE);
         match error.sqlite_error_code() {
-            Some(DiskFull) => StoreError::Unavailable("the disk is full; free some space".into()),
+            Some(DiskFull) => StoreError::Unavailable(Cause::disk_full()),
+            _ if needs_space => StoreError::Unavailable(Cause::disk_full()),
             Some(DatabaseBusy | DatabaseLocked | SystemIoFailure | CannotOpen | ReadOnly | PermissionDenied) => {
                 StoreError::Unavailable(Cause::of(error))
             }
@@ -101,12 +154,16 @@ impl From<tokio_postgres::Error> for StoreError {
             return StoreError::Unavailable(Cause::of(error));
         };
         // 08: connection, 53: out of resources, 57: shutdown or statement timeout, 58: I/O, 25006: the server has become read-only
-        // (a demoted primary), 26000: unknown prepared statement (a transaction-mode pooler).
+        // (a demoted primary).
         let unavailable = ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class));
         // 40: serialization failure or deadlock, after all retries; 55P03: lock timeout.
         if code.starts_with("40") || code == "55P03" {
             StoreError::Contended(Cause::of(error))
-        } else if unavailable || code == "25006" || code == "26000" {
+        } else if code == "53100" {
+            StoreError::Unavailable(Cause::disk_full())
+        } else if is_lost_statement(&error) {
+            StoreError::Unavailable(Cause::new(PREPARED_STATEMENTS_LOST, error))
+        } else if unavailable || code == "25006" {
             StoreError::Unavailable(Cause::of(error))
         } else {
             StoreError::Internal(Cause::new(format!("PostgreSQL {code}"), error))

@@ -86,7 +86,7 @@ pub use lists::COUNT_LIMIT;
 #[doc(hidden)]
 pub use migrate::{MIGRATIONS, Migration};
 pub use nodes::{
-    GracePeriods, InputKind, InputState, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts,
+    ClaimCutoff, GracePeriods, InputKind, InputState, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts,
 };
 pub use outbox::{
     DeadEvent, DeadFilter, MAX_ATTEMPTS, OutboxEvent, OutboxResult, OutboxStore, OutboxTakeRequest, OutboxTaken,

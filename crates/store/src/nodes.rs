@@ -29,11 +29,11 @@ pub trait NodeStore: Send + Sync + 'static {
     /// Also releases the claims of workers that have ended, and webhooks that dead nodes were sending.
     async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<RecoveryCounts>;
 
-    /// Releases claims of this node, and of workers connected to it, that were made before `cutoff` and never
-    /// reached the node or the worker.
+    /// Releases claims of this node, and of workers connected to it, that never reached the node or the worker.
     ///
     /// `known`: the runs whose jobs the node has in flight.
-    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, cutoff: Timestamp, now: Timestamp) -> Result<usize>;
+    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, cutoff: ClaimCutoff, now: Timestamp)
+    -> Result<usize>;
 
     /// Returns the state that signals would have announced: lanes with ready jobs, requested cancellations, the next due time, dead nodes.
     async fn poll(&self, node: NodeId, now: Timestamp) -> Result<Poll>;
@@ -48,6 +48,15 @@ pub trait NodeStore: Send + Sync + 'static {
 
     /// Returns what each live node last reported, oldest node first.
     async fn node_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>>;
+}
+
+/// Which claims a node must know.
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimCutoff {
+    /// Claims made before this time, by calls that have ended.
+    pub made_before: Timestamp,
+    /// Only of workers that connected before this time: the node learns the jobs of a worker when its registration is stored.
+    pub connected_before: Timestamp,
 }
 
 /// What a node has reported about its sources and inboxes.

@@ -1,6 +1,6 @@
 //! The store as a whole: the sum of its parts, its signals and options, and how to open it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use faena_domain::{JobId, Timestamp, WorkerId};
@@ -53,6 +53,15 @@ pub trait Store:
     /// If not, no other process changes anything: leases need no comparison, and polls are rare.
     fn is_shared(&self) -> bool;
 
+    /// Returns why signals of other nodes do not arrive, or `None` if they do. Without them, only polls find what other nodes did.
+    fn signal_problem(&self) -> Option<String>;
+
+    /// Waits until the disk rejects a write or does not confirm it, and returns the error. Most stores wait for ever.
+    ///
+    /// From then on every write is rejected, because what was written before may be lost too. The process must end; the next one
+    /// checks the database before it uses it.
+    async fn storage_failure(&self) -> String;
+
     /// Finishes what is under way and closes the database.
     async fn close(&self);
 }
@@ -61,16 +70,24 @@ pub trait Store:
 pub struct StoreOptions {
     /// `false`: refuse to start on an old schema.
     pub migrate: bool,
-    /// Limit for one statement.
-    pub statement_timeout_ms: u64,
+    /// Limit for one call, from the moment it is made: waiting for a connection or for its turn counts too.
+    pub timeout_ms: u64,
+    /// PostgreSQL: URL of the session that listens, if that of the database leads to a transaction-mode pooler.
+    pub listen_url: Option<String>,
     /// The migrations to apply. Only tests of the migrations change it.
     #[doc(hidden)]
     pub migrations: &'static [Migration],
 }
 
+impl StoreOptions {
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { migrate: true, statement_timeout_ms: 30_000, migrations: MIGRATIONS }
+        StoreOptions { migrate: true, timeout_ms: 10_000, listen_url: None, migrations: MIGRATIONS }
     }
 }
 

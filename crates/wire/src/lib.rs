@@ -513,6 +513,9 @@ pub struct DatabaseCheck {
     pub latency_ms: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Why this node does not learn immediately of what other nodes do. It polls meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal_problem: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -33,7 +33,7 @@ const SCHEDULES: Duration = Duration::from_secs(10);
 /// Longest time between two rounds of a source or inbox. A round usually returns an earlier time for the next one.
 const INPUTS: Duration = Duration::from_secs(60);
 /// Period of the check for claims that this node never received.
-const RECONCILE: Duration = Duration::from_secs(15);
+const RECONCILE: Duration = Duration::from_secs(2);
 /// Period of storing when API keys were last used.
 const KEY_USAGE: Duration = Duration::from_secs(30);
 /// Period of adding what happened to the history. A server that dies loses the times it measured since the last round.

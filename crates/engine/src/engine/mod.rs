@@ -31,6 +31,7 @@ use crate::{
     measure::Measures,
     nodes::{self, CurrentNode},
     outbox::{Outbox, Source},
+    poller::PollHistory,
     pool::Pools,
     reporter::Reporter,
     schedules::Schedules,
@@ -65,6 +66,7 @@ pub struct Engine {
     pub job_parser: JobParser,
     /// Runs that end per minute, by lane.
     pub throughput: Throughput,
+    pub(crate) poller: PollHistory,
     /// How long jobs and workers spend in their states.
     pub measures: Arc<Measures>,
     pub started_at: Timestamp,
@@ -229,6 +231,7 @@ impl Engine {
                 next_check_at: AtomicI64::new(i64::MAX),
             },
             throughput: Throughput::default(),
+            poller: PollHistory::default(),
             measures,
             started_at: Timestamp::now(),
             key_usage: KeyUsage::default(),

@@ -33,6 +33,7 @@ impl Config {
         let row = |key: &super::keys::Key| {
             let setting = &self.settings[key.path];
             let value = match key.kind {
+                Kind::Secret if setting.value.is_empty() => String::new(),
                 Kind::Secret => without_password(&setting.value),
                 Kind::Secrets | Kind::Headers => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
                 _ => setting.value.clone(),

@@ -1,6 +1,6 @@
 //! Group commit: calls that arrive while a transaction runs share the next one.
 
-use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc};
+use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
@@ -22,12 +22,17 @@ const SMALL: usize = 500;
 
 pub type Answer<T> = oneshot::Sender<Result<T>>;
 
-/// Number of jobs of a call.
 pub trait Weight {
+    /// Returns the number of jobs of a call.
     fn weight(&self) -> usize;
+
+    /// Returns whether the caller no longer waits, so that the call must not be made.
+    fn is_abandoned(&self) -> bool;
 }
 
 pub struct Batcher<C> {
+    /// Limit for one call, including the wait for its turn.
+    timeout: Duration,
     calls: Mutex<Option<mpsc::Sender<C>>>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -37,6 +42,7 @@ type Run<C> = for<'a> fn(&'a Shared, i16, Vec<C>) -> Pin<Box<dyn Future<Output =
 impl<C: Weight + Send + 'static> Batcher<C> {
     pub fn start(shared: Arc<Shared>, workers: usize, first_shard: usize, run: Run<C>) -> Batcher<C> {
         let (sender, receiver) = mpsc::channel::<C>(QUEUE);
+        let timeout = shared.options.timeout();
         let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
         let workers = (0..workers)
             .map(|n| {
@@ -59,14 +65,17 @@ impl<C: Weight + Send + 'static> Batcher<C> {
                 })
             })
             .collect();
-        Batcher { calls: Mutex::new(Some(sender)), workers: Mutex::new(workers) }
+        Batcher { timeout, calls: Mutex::new(Some(sender)), workers: Mutex::new(workers) }
     }
 
     pub async fn call<T>(&self, make: impl FnOnce(Answer<T>) -> C) -> Result<T> {
         let (answer, receiver) = oneshot::channel();
         let calls = self.calls.lock().clone().ok_or_else(closed)?;
-        calls.send(make(answer)).await.map_err(|_| closed())?;
-        receiver.await.map_err(|_| closed())?
+        let answered = async {
+            calls.send(make(answer)).await.map_err(|_| closed())?;
+            receiver.await.map_err(|_| closed())?
+        };
+        tokio::time::timeout(self.timeout, answered).await.unwrap_or_else(|_| Err(StoreError::timed_out(self.timeout)))
     }
 
     /// Finishes the waiting calls, and ends.
@@ -80,15 +89,20 @@ impl<C: Weight + Send + 'static> Batcher<C> {
 }
 
 async fn next_group<C: Weight>(receiver: &mut mpsc::Receiver<C>) -> Option<Vec<C>> {
-    let first = receiver.recv().await?;
+    let mut first = receiver.recv().await?;
+    while first.is_abandoned() {
+        first = receiver.recv().await?;
+    }
     let mut jobs = first.weight();
     let mut group = vec![first];
     while group.len() < GROUP
         && jobs < GROUP_JOBS
         && let Ok(call) = receiver.try_recv()
     {
-        jobs += call.weight();
-        group.push(call);
+        if !call.is_abandoned() {
+            jobs += call.weight();
+            group.push(call);
+        }
     }
     Some(group)
 }

@@ -1,30 +1,44 @@
-//! Opens connections and migrates the schema.
+//! Opens the pool of connections and migrates the schema.
 
 use faena_domain::error_chain;
 use std::{io::ErrorKind, time::Duration};
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
 use rustls_platform_verifier::ConfigVerifierExt;
-use tokio_postgres::{Config, NoTls, config::SslMode};
+use tokio_postgres::{Config, config::TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::hosts::Hosts;
 use crate::{Cause, Result, StoreError, StoreOptions, migrate};
 
 /// Enough for the batchers, a claim, the loops and a few concurrent readers.
 const CONNECTIONS: usize = 12;
+/// Limit for a TCP connection, unless the URL has `connect_timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub fn config(url: &str) -> Result<Config> {
-    let mut config: Config = url.parse().map_err(|_| {
+/// Reads a URL without adding defaults.
+pub fn parse(url: &str) -> Result<Config> {
+    url.parse().map_err(|_| {
         // The message of the parser could contain the password.
         StoreError::Setup(
             "DATABASE_URL is not a valid address; write postgres://user:password@host:5432/database".into(),
         )
-    })?;
+    })
+}
+
+/// Reads a URL. With several hosts, sessions must accept writes unless the URL has `target_session_attrs`.
+pub fn config(url: &str) -> Result<Config> {
+    let mut config = parse(url)?;
     config.application_name("faena");
-    config.connect_timeout(CONNECT_TIMEOUT);
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
     config.keepalives_idle(Duration::from_secs(30));
     config.tcp_user_timeout(Duration::from_secs(30));
+    let count = config.get_hosts().len().max(config.get_hostaddrs().len());
+    if count > 1 && !url.contains("target_session_attrs=") {
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    }
     Ok(config)
 }
 
@@ -35,19 +49,17 @@ pub fn tls() -> Result<MakeRustlsConnect> {
     Ok(MakeRustlsConnect::new(config))
 }
 
-pub fn pool(url: &str) -> Result<Pool> {
-    let config = config(url)?;
+/// Creates the pool. Waiting for a free connection takes no longer than `timeout`.
+pub fn pool(url: &str, hosts: &Hosts, timeout: Duration) -> Result<Pool> {
     let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = if config.get_ssl_mode() == SslMode::Require {
-        Manager::from_config(config, tls()?, manager_config)
-    } else {
-        Manager::from_config(config, NoTls, manager_config)
-    };
+    let manager = Manager::from_connect(config(url)?, hosts.clone(), manager_config);
+    // Every host has its own timeout; this one only has to be longer.
+    let connect = hosts.longest_connect() + Duration::from_secs(1);
     Pool::builder(manager)
         .max_size(CONNECTIONS)
         .runtime(Runtime::Tokio1)
-        .wait_timeout(Some(CONNECT_TIMEOUT))
-        .create_timeout(Some(CONNECT_TIMEOUT))
+        .wait_timeout(Some(timeout))
+        .create_timeout(Some(connect))
         .recycle_timeout(Some(CONNECT_TIMEOUT))
         .build()
         .map_err(|e| StoreError::Internal(Cause::of(e)))
@@ -74,8 +86,14 @@ pub fn unusable(problem: &str) -> StoreError {
 }
 
 fn connection_problem(error: &tokio_postgres::Error) -> Option<String> {
-    let io = std::error::Error::source(error)?.downcast_ref::<std::io::Error>()?;
+    let Some(source) = std::error::Error::source(error) else {
+        return (error.to_string() == "timeout waiting for server").then(|| "no answer in time".to_owned());
+    };
+    let io = source.downcast_ref::<std::io::Error>()?;
     match io.kind() {
+        ErrorKind::PermissionDenied if io.raw_os_error().is_none() => {
+            Some("the server is read-only (a standby, or a demoted primary)".to_owned())
+        }
         ErrorKind::ConnectionRefused => Some("connection refused".to_owned()),
         ErrorKind::TimedOut => Some("no answer in time".to_owned()),
         // A failed lookup has neither a kind nor a number of its own.
@@ -86,12 +104,47 @@ fn connection_problem(error: &tokio_postgres::Error) -> Option<String> {
     }
 }
 
+/// Advice for a pooler that gives each transaction another session and does not know prepared statements.
+pub const PREPARED_STATEMENTS_LOST: &str = "a connection pooler in transaction mode loses prepared statements; use PgBouncer 1.21 or newer \
+     with max_prepared_statements, or pool_mode = session, or connect to PostgreSQL directly";
+
+/// Checks that a prepared statement survives another transaction, which it does not behind an old pooler in transaction mode.
+///
+/// The statement is prepared in one session of the server. A transaction of another connection then occupies that session, so a
+/// pooler runs the statement in another one.
+async fn check_prepared_statements(pool: &Pool, client: &Object) -> Result<()> {
+    let other = pool.get().await.map_err(|error| unusable(&no_connection(error).to_string()))?;
+    let check = async {
+        let statement = client.prepare("SELECT 1").await?;
+        other.batch_execute("BEGIN; SELECT 1").await?;
+        client.query_one(&statement, &[]).await?;
+        other.batch_execute("COMMIT").await
+    };
+    // With a pooler that has a single session, the statement waits for the transaction.
+    let outcome = tokio::time::timeout(CONNECT_TIMEOUT, check).await;
+    match outcome {
+        Ok(Err(error)) if is_lost_statement(&error) => Err(unusable(PREPARED_STATEMENTS_LOST)),
+        Ok(Err(error)) => Err(unusable(&error_chain(&error))),
+        Ok(Ok(())) => Ok(()),
+        Err(_) => {
+            drop(Object::take(other));
+            Ok(())
+        }
+    }
+}
+
+/// Returns whether a session did not know a prepared statement, or had one of another client with the same name.
+pub fn is_lost_statement(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| matches!(code.code(), "26000" | "42P05"))
+}
+
 /// Key of the advisory lock that only migrations take: "faena" in ASCII.
 const MIGRATION_LOCK: i64 = 0x66_61_65_6e_61;
 
 pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {
     let setup = |error: &dyn std::error::Error| unusable(&error_chain(error));
     let mut client = pool.get().await.map_err(|error| unusable(&no_connection(error).to_string()))?;
+    check_prepared_statements(pool, &client).await?;
     let version: i32 =
         client.query_one("SELECT current_setting('server_version_num')::int", &[]).await.map_err(|e| setup(&e))?.get(0);
     if version < 130_000 {

@@ -10,9 +10,9 @@ use futures_util::TryStreamExt;
 use tokio_postgres::{Row, types::Type};
 use uuid::Uuid;
 
-use super::{Postgres, Shared, audit, connect, due};
+use super::{Postgres, Shared, audit, connect, due, hosts::Hosts};
 use crate::{
-    AuditEntry, AuditStore, GracePeriods, NodeStore, Result, StoreError,
+    AuditEntry, AuditStore, GracePeriods, NodeStore, Result, StoreError, StoreOptions,
     doctor::{
         Cell, Collector, Dialect, Finding, Fix, Inspection, Progress, Statement, check_schema, code_of, fixes,
         no_database, steps,
@@ -44,7 +44,7 @@ fn dialect(now: Timestamp) -> Dialect {
 /// Checks the whole database and changes nothing.
 pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
     let started = Instant::now();
-    let pool = connect::pool(url)?;
+    let pool = connect::pool(url, &Hosts::new(url)?, StoreOptions::default().timeout())?;
     let client = pool.get().await.map_err(|error| connect::unusable(&connect::no_connection(error).to_string()))?;
     let mut findings = Vec::new();
     if let Some(old) = check_server(&client, now.plus_ms(ms(started.elapsed())), &mut findings).await? {

@@ -48,6 +48,10 @@ impl Weight for Call {
             Work::Ends(ends) => ends.len(),
         }
     }
+
+    fn is_abandoned(&self) -> bool {
+        self.answer.is_closed()
+    }
 }
 
 pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {

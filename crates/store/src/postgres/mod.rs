@@ -14,6 +14,7 @@ pub mod connect;
 pub mod doctor;
 mod due;
 mod history;
+mod hosts;
 mod end;
 mod events;
 mod dependents;
@@ -60,11 +61,12 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
+    Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
     rules::RuleCache, task_meter::TaskMeter, tasks::MachineCache,
 };
 use batch::Batcher;
 use claim::Cursors;
+use hosts::Hosts;
 use notify::Notifier;
 
 pub struct Postgres {
@@ -79,6 +81,9 @@ pub struct Postgres {
 
 pub struct Shared {
     pool: Pool,
+    hosts: Hosts,
+    /// Whether the last write that needed space found the disk full.
+    is_full: AtomicBool,
     lanes: LaneCache,
     rules: RuleCache,
     /// A digest of the settings as the last poll saw them.
@@ -116,13 +121,16 @@ struct Part<T> {
 
 impl Postgres {
     pub async fn open(url: &str, options: StoreOptions) -> Result<Postgres> {
-        let pool = connect::pool(url)?;
+        let hosts = Hosts::new(url)?;
+        let pool = connect::pool(url, &hosts, options.timeout())?;
         connect::prepare_schema(&pool, &options).await?;
         let stop = CancellationToken::new();
-        let notifier = Notifier::start(url, pool.clone(), stop.clone())?;
+        let notifier = Notifier::start(&hosts, options.listen_url.as_deref(), pool.clone(), stop.clone())?;
         let first_shard = i16::try_from(uuid::Uuid::new_v4().as_u128() % 16).unwrap_or(0) * 16;
         let shared = Arc::new(Shared {
             pool,
+            hosts,
+            is_full: AtomicBool::default(),
             lanes: LaneCache::default(),
             rules: RuleCache::default(),
             rules_seen: Mutex::default(),
@@ -175,25 +183,35 @@ impl Shared {
         Ok(client)
     }
 
-    /// Repeats `work` when it conflicts with another transaction, for no longer than a statement may take.
+    /// Repeats `work` when it conflicts with another transaction, for no longer than a call may take.
     pub async fn retrying<T, F: Future<Output = Result<T>>>(&self, work: impl Fn() -> F) -> Result<T> {
-        let limit = Duration::from_millis(self.options.statement_timeout_ms);
+        let limit = self.options.timeout();
+        let deadline = tokio::time::Instant::now() + limit;
         let mut retries = 0;
         loop {
-            let result = match tokio::time::timeout(limit, work()).await {
-                Ok(result) => result,
-                Err(_) => Err(StoreError::Unavailable(
-                    format!("the database did not answer within {} s", limit.as_secs_f32()).into(),
-                )),
-            };
-            match result {
+            let result = tokio::time::timeout_at(deadline, work()).await;
+            match result.unwrap_or_else(|_| Err(StoreError::timed_out(limit))) {
                 Err(StoreError::Contended(_)) if retries < 10 => {
                     retries += 1;
                     tokio::time::sleep(Duration::from_millis(retries * 3)).await;
                 }
                 Err(StoreError::Contended(text)) => return Err(StoreError::Unavailable(text)),
+                Err(StoreError::Unavailable(cause)) => {
+                    self.record_failure(&cause);
+                    return Err(StoreError::Unavailable(cause));
+                }
                 result => return result,
             }
+        }
+    }
+
+    /// Leaves a server that has become read-only, and remembers a full disk until `ping` finds space again.
+    fn record_failure(&self, cause: &Cause) {
+        if cause.is_read_only() {
+            self.hosts.leave_read_only();
+        }
+        if cause.is_disk_full() {
+            self.is_full.store(true, Ordering::Relaxed);
         }
     }
 
@@ -281,7 +299,12 @@ impl Drop for PooledClient {
 #[async_trait]
 impl Store for Postgres {
     async fn ping(&self) -> Result<()> {
-        self.shared.retrying(|| read::ping(&self.shared)).await
+        self.shared.retrying(|| read::ping(&self.shared)).await?;
+        if self.shared.is_full.load(Ordering::Relaxed) {
+            self.shared.retrying(|| read::check_space(&self.shared)).await?;
+            self.shared.is_full.store(false, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn signals(&self) -> broadcast::Receiver<Signal> {
@@ -294,6 +317,15 @@ impl Store for Postgres {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn signal_problem(&self) -> Option<String> {
+        self.shared.notifier.problem()
+    }
+
+    async fn storage_failure(&self) -> String {
+        // PostgreSQL ends by itself when its disk fails.
+        std::future::pending().await
     }
 
     async fn close(&self) {

@@ -6,7 +6,7 @@ use tokio_postgres::Row;
 
 use super::{Postgres, Shared, read, release::release_claims, webhooks, workers::detach};
 use crate::{
-    GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
+    ClaimCutoff, GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
     disposition::ReleaseReason,
     nodes::{inputs_text, read_inputs},
     sql::sql,
@@ -31,7 +31,13 @@ impl NodeStore for Postgres {
         self.shared.retrying(|| recover(&self.shared, grace_periods, now)).await
     }
 
-    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, cutoff: Timestamp, now: Timestamp) -> Result<usize> {
+    async fn node_reconcile(
+        &self,
+        node: NodeId,
+        known: Vec<Run>,
+        cutoff: ClaimCutoff,
+        now: Timestamp,
+    ) -> Result<usize> {
         self.shared.retrying(|| reconcile(&self.shared, node, &known, cutoff, now)).await
     }
 
@@ -119,7 +125,7 @@ pub async fn reconcile(
     shared: &Shared,
     node: NodeId,
     known: &[Run],
-    cutoff: Timestamp,
+    cutoff: ClaimCutoff,
     now: Timestamp,
 ) -> Result<usize> {
     let client = shared.client().await?;
@@ -127,8 +133,8 @@ pub async fn reconcile(
     let rows = client
         .query(
             "SELECT run FROM faena.claim WHERE claimed_at < $2 AND NOT (run = ANY($3)) AND (owner = $1 OR owner IN (
-                 SELECT id FROM faena.worker WHERE node = $1 AND ended_at IS NULL AND connected_at < $2))",
-            &[&node.0, &cutoff.as_ms(), &known],
+                 SELECT id FROM faena.worker WHERE node = $1 AND ended_at IS NULL AND connected_at < $4))",
+            &[&node.0, &cutoff.made_before.as_ms(), &known, &cutoff.connected_before.as_ms()],
         )
         .await?;
     client.return_to_pool(Ok(()))?;

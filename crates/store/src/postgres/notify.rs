@@ -2,30 +2,33 @@
 //!
 //! In this process immediately, by a channel. To other nodes by NOTIFY, never inside a writing transaction (that would
 //! serialise all commits), collected for a few milliseconds, and only if there are other nodes. A lost notification costs one
-//! poll, never a job. The listener reconnects for ever, notices a silently broken connection, and signals every loop to check
-//! whenever it listens again.
+//! poll, never a job. The listener reconnects for ever, notices a silently broken connection and a server that has become
+//! read-only, and signals every loop to check whenever it listens again.
+//!
+//! A transaction-mode pooler accepts LISTEN and delivers nothing. So the listener sends a notification to itself through the pool
+//! and expects it. While signals do not arrive, `problem` says why, and the nodes poll faster.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use deadpool_postgres::Pool;
 use faena_domain::{JobId, Timestamp, WorkerId, error_chain};
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio::{
-    sync::{Notify, broadcast},
+    sync::{Notify, broadcast, watch},
     time::Instant,
 };
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Socket, config::SslMode, tls::TlsConnect};
+use tokio_postgres::{AsyncMessage, Client};
 use tokio_util::sync::CancellationToken;
 
-use super::connect;
-use crate::{Result, Signal};
+use super::hosts::{Hosts, Messages};
+use crate::{Result, Signal, StoreError};
 
 const CHANNEL: &str = "faena";
 /// Name of the listening session in `pg_stat_activity`.
@@ -34,17 +37,33 @@ const BATCH_WINDOW: Duration = Duration::from_millis(5);
 /// Number of signals that wait to be sent to other nodes. Further ones are left to their polls.
 const OUTBOX: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Pause after a pooler has lost notifications: that is permanent until its configuration changes.
+const POOLER_PAUSE: Duration = Duration::from_secs(60);
 /// After a connection has listened for this time, the next pause is the shortest again.
 const STEADY: Duration = Duration::from_secs(5);
 /// How often the listening connection is checked, and how long it may take to answer.
 const ASK_EVERY: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(5);
+/// The same if there is another host to go to.
+const ASK_OFTEN: Duration = Duration::from_secs(2);
+const QUICK_ANSWER: Duration = Duration::from_secs(2);
+/// Notification to oneself.
+const ECHO: &str = "?";
 
 /// How listening ended.
 struct Ended {
     listened: Duration,
     reason: String,
+    is_pooler: bool,
+}
+
+/// Servers that the listener connects to, and those of the pool, which must follow if they are the same.
+struct ListenHosts {
+    own: Hosts,
+    of_pool: Option<Hosts>,
+    ask_every: Duration,
+    answer: Duration,
 }
 
 #[derive(Clone)]
@@ -57,29 +76,47 @@ struct Inner {
     has_company: AtomicBool,
     /// Distinguishes our own notifications from those of other nodes.
     sender: String,
+    /// Why notifications do not arrive. `None`: they do, as far as is known.
+    problem: Mutex<Option<String>>,
+    /// Number of notifications to oneself that arrived.
+    echoes: AtomicU64,
 }
 
 impl Notifier {
-    pub fn start(url: &str, pool: Pool, stop: CancellationToken) -> Result<Notifier> {
-        let mut config = connect::config(url)?;
-        config.application_name(LISTENER);
+    pub fn start(hosts: &Hosts, listen_url: Option<&str>, pool: Pool, stop: CancellationToken) -> Result<Notifier> {
+        let listen_hosts = match listen_url {
+            Some(url) => {
+                let invalid =
+                    "database.listen_url is not a valid address; write postgres://user:password@host:5432/database";
+                let hosts = Hosts::new(url).map_err(|_| StoreError::Setup(invalid.into()))?;
+                ListenHosts::new(hosts.named(LISTENER), None)
+            }
+            None => ListenHosts::new(hosts.named(LISTENER), Some(hosts.clone())),
+        };
         let notifier = Notifier(Arc::new(Inner {
             local: broadcast::channel(4_096).0,
             outbox: Mutex::default(),
             wake: Notify::new(),
             has_company: AtomicBool::new(false),
             sender: uuid::Uuid::new_v4().simple().to_string(),
+            problem: Mutex::default(),
+            echoes: AtomicU64::default(),
         }));
         let talker = notifier.clone();
-        let stopped = stop.clone();
+        let (stopped, talk_pool) = (stop.clone(), pool.clone());
         tokio::spawn(async move {
-            tokio::select! { () = stopped.cancelled() => {}, () = talker.talk(pool) => {} }
+            tokio::select! { () = stopped.cancelled() => {}, () = talker.talk(talk_pool) => {} }
         });
         let listener = notifier.clone();
         tokio::spawn(async move {
-            tokio::select! { () = stop.cancelled() => {}, () = listener.listen(config) => {} }
+            tokio::select! { () = stop.cancelled() => {}, () = listener.listen(listen_hosts, pool) => {} }
         });
         Ok(notifier)
+    }
+
+    /// Returns why notifications of other nodes do not arrive.
+    pub fn problem(&self) -> Option<String> {
+        self.0.problem.lock().clone()
     }
 
     pub fn subscribe(&self) -> broadcast::Receiver<Signal> {
@@ -122,62 +159,63 @@ impl Notifier {
         }
     }
 
-    /// Listens for ever: reconnects 1 s after the connection ended, after twice as long with each failure, at most a
-    /// minute.
-    async fn listen(&self, config: Config) {
+    /// Listens for ever: reconnects 1 s after the connection ended, after twice as long with each failure, at most 5 s.
+    async fn listen(&self, hosts: ListenHosts, pool: Pool) {
         let mut pause = FIRST_PAUSE;
         let mut quiet = false;
         loop {
-            let ended = if config.get_ssl_mode() == SslMode::Require {
-                match connect::tls() {
-                    Ok(tls) => self.listen_once(&config, tls).await,
-                    Err(_) => return,
-                }
-            } else {
-                self.listen_once(&config, NoTls).await
-            };
+            let ended = self.listen_once(&hosts, &pool).await;
             if ended.listened >= STEADY {
                 (pause, quiet) = (FIRST_PAUSE, false);
             }
-            // Logged once per outage, not once per attempt. Behind a transaction-mode pooler this is permanent.
-            if !quiet {
-                tracing::info!(reason = ended.reason, "not listening to other nodes, polling once a second");
-                quiet = true;
+            *self.0.problem.lock() = Some(ended.reason.clone());
+            // Logged once per outage, not once per attempt.
+            if !quiet && ended.is_pooler {
+                tracing::warn!(reason = ended.reason, "not listening to other nodes, polling instead");
+            } else if !quiet {
+                tracing::info!(reason = ended.reason, "not listening to other nodes, polling instead");
             }
-            tokio::time::sleep(pause).await;
+            quiet = true;
+            tokio::time::sleep(if ended.is_pooler { POOLER_PAUSE } else { pause }).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    async fn listen_once<T>(&self, config: &Config, tls: T) -> Ended
-    where
-        T: tokio_postgres::tls::MakeTlsConnect<Socket> + Send,
-        T::Stream: Send + Unpin + 'static,
-        T::TlsConnect: Send,
-        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
-    {
-        let never = |reason: String| Ended { listened: Duration::ZERO, reason };
-        let (client, mut connection): (Client, _) = match tokio::time::timeout(ANSWER, config.connect(tls)).await {
-            Ok(Ok(connected)) => connected,
-            Ok(Err(error)) => return never(error_chain(&error)),
-            Err(_) => return never("no answer while connecting".into()),
+    async fn listen_once(&self, hosts: &ListenHosts, pool: &Pool) -> Ended {
+        let never = |reason: String| Ended { listened: Duration::ZERO, reason, is_pooler: false };
+        let (host, client, mut messages) = match hosts.own.open().await {
+            Ok(connected) => connected,
+            Err(error) => return never(error_chain(&error)),
         };
-        let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
-        if let Err(reason) = self.query(&client, "LISTEN faena", &mut messages).await {
+        hosts.connected_to(host);
+        let mut departures = hosts.departures();
+        if let Err(reason) = self.query(&client, "LISTEN faena", hosts.answer, &mut messages).await {
             return never(reason);
         }
         let began = Instant::now();
         // Signals until now may have been lost.
         self.send_locally(Signal::Missed);
-        let mut look = tokio::time::interval_at(began + ASK_EVERY, ASK_EVERY);
+        if !self.receives_echo(pool, &mut messages).await {
+            // Everything that was sent to a session arrives before the answer to its next query.
+            let echoes = self.0.echoes.load(Ordering::Relaxed);
+            if let Err(reason) = self.query(&client, "SELECT 1", hosts.answer, &mut messages).await {
+                return never(reason);
+            }
+            if self.0.echoes.load(Ordering::Relaxed) == echoes {
+                return Ended { is_pooler: true, ..never(LOST_BY_POOLER.into()) };
+            }
+        }
+        *self.0.problem.lock() = None;
+        let mut look = tokio::time::interval_at(began + hosts.ask_every, hosts.ask_every);
         let reason = loop {
             let message = tokio::select! {
                 message = messages.next() => message,
                 // A silently broken connection looks like one on which nothing happens.
-                _ = look.tick() => match self.query(&client, "SELECT 1", &mut messages).await {
+                _ = look.tick() => match self.check(&client, hosts, &mut messages).await {
                     Ok(()) => continue,
                     Err(reason) => break reason,
                 },
+                () = left(&mut departures) => break "the database was replaced or has become read-only".into(),
             };
             match message {
                 Some(Ok(message)) => self.receive_message(&message),
@@ -185,22 +223,64 @@ impl Notifier {
                 None => break "the server closed it".into(),
             }
         };
-        Ended { listened: began.elapsed(), reason }
+        Ended { listened: began.elapsed(), reason, is_pooler: false }
+    }
+
+    /// Checks that the connection works and that its server still accepts writes, if it must.
+    async fn check(
+        &self,
+        client: &Client,
+        hosts: &ListenHosts,
+        messages: &mut Messages,
+    ) -> std::result::Result<(), String> {
+        let sql = if hosts.own.need_writable() { FAIL_IF_READ_ONLY } else { "SELECT 1" };
+        self.query(client, sql, hosts.answer, messages).await.map_err(|reason| {
+            match reason.contains("division by zero") {
+                true => "the server has become read-only".to_owned(),
+                false => reason,
+            }
+        })
+    }
+
+    /// Sends a notification to oneself through the pool, and returns whether it arrives. `true` if it cannot be sent.
+    async fn receives_echo(&self, pool: &Pool, messages: &mut Messages) -> bool {
+        let before = self.0.echoes.load(Ordering::Relaxed);
+        let text = format!("{} {ECHO}", self.0.sender);
+        let sent = async {
+            let client = pool.get().await.ok()?;
+            client.execute("SELECT pg_notify($1, $2)", &[&CHANNEL, &text]).await.ok()
+        };
+        if !matches!(tokio::time::timeout(ANSWER, sent).await, Ok(Some(_))) {
+            return true;
+        }
+        let arrived = async {
+            while self.0.echoes.load(Ordering::Relaxed) == before {
+                match messages.next().await {
+                    Some(Ok(message)) => self.receive_message(&message),
+                    // The connection ended, which the caller notices.
+                    _ => break,
+                }
+            }
+        };
+        tokio::time::timeout(ANSWER, arrived).await.is_ok()
     }
 
     /// Runs a query while messages keep arriving. `Err`: why there was no answer in time.
-    async fn query<S>(&self, client: &Client, sql: &str, messages: &mut S) -> std::result::Result<(), String>
-    where
-        S: Stream<Item = std::result::Result<AsyncMessage, tokio_postgres::Error>> + Unpin,
-    {
-        let answer = tokio::time::timeout(ANSWER, client.batch_execute(sql));
+    async fn query(
+        &self,
+        client: &Client,
+        sql: &str,
+        limit: Duration,
+        messages: &mut Messages,
+    ) -> std::result::Result<(), String> {
+        let answer = tokio::time::timeout(limit, client.batch_execute(sql));
         tokio::pin!(answer);
         loop {
             tokio::select! {
                 answered = &mut answer => return match answered {
                     Ok(Ok(())) => Ok(()),
                     Ok(Err(error)) => Err(error_chain(&error)),
-                    Err(_) => Err(format!("no answer for {} s", ANSWER.as_secs())),
+                    Err(_) => Err(format!("no answer for {} s", limit.as_secs())),
                 },
                 message = messages.next() => match message {
                     Some(Ok(message)) => self.receive_message(&message),
@@ -225,6 +305,9 @@ impl Notifier {
     fn receive(&self, payload: &str) {
         let mut words = payload.split(' ');
         if words.next() == Some(self.0.sender.as_str()) {
+            if words.next() == Some(ECHO) {
+                self.0.echoes.fetch_add(1, Ordering::Relaxed);
+            }
             return;
         }
         for signal in words.filter_map(parse) {
@@ -232,6 +315,39 @@ impl Notifier {
         }
     }
 }
+
+impl ListenHosts {
+    fn new(own: Hosts, of_pool: Option<Hosts>) -> ListenHosts {
+        let (ask_every, answer) = if own.are_several() { (ASK_OFTEN, QUICK_ANSWER) } else { (ASK_EVERY, ANSWER) };
+        ListenHosts { own, of_pool, ask_every, answer }
+    }
+
+    /// Records which host accepted the listener. The pool leaves any other host: the listener notices first that it hangs.
+    fn connected_to(&self, host: usize) {
+        self.of_pool.as_ref().unwrap_or(&self.own).move_to(host);
+    }
+
+    fn departures(&self) -> Option<watch::Receiver<u64>> {
+        self.of_pool.as_ref().map(Hosts::departures)
+    }
+}
+
+/// Waits until the pool has left its server. Never returns for a listener with its own URL.
+async fn left(departures: &mut Option<watch::Receiver<u64>>) {
+    let changed = match departures {
+        Some(departures) => departures.changed().await.is_ok(),
+        None => false,
+    };
+    if !changed {
+        std::future::pending().await
+    }
+}
+
+const LOST_BY_POOLER: &str = "notifications do not arrive: a connection pooler in transaction mode loses LISTEN; set database.listen_url \
+     to a direct address of PostgreSQL, or use pool_mode = session";
+
+/// A division by zero in a read-only session: the answer to a query says only whether it failed.
+const FAIL_IF_READ_ONLY: &str = "SELECT 1 / (current_setting('transaction_read_only') = 'off')::int";
 
 fn word(signal: Signal) -> String {
     match signal {

@@ -33,6 +33,22 @@ pub async fn ping(shared: &Shared) -> Result<()> {
     client.return_to_pool(answer.map_err(Into::into))
 }
 
+/// Writes what a large job needs into a new table, and removes it again.
+///
+/// # Errors
+/// `StoreError::Unavailable` with a public reason if the disk is full.
+pub async fn check_space(shared: &Shared) -> Result<()> {
+    let client = shared.begin().await?;
+    let written = client
+        .batch_execute(
+            "CREATE TABLE faena.space_check AS
+             SELECT string_agg(md5(n::text || clock_timestamp()), '') FROM generate_series(1, 16384) n GROUP BY n % 16",
+        )
+        .await;
+    let rolled_back = client.batch_execute("ROLLBACK").await;
+    client.return_to_pool(written.and(rolled_back).map_err(Into::into))
+}
+
 pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
     let rows = client.query("SELECT id, queue, type, priority, keyed FROM faena.lane", &[]).await?;
     Ok(rows

@@ -37,6 +37,10 @@ impl Weight for Call {
     fn weight(&self) -> usize {
         self.jobs.len()
     }
+
+    fn is_abandoned(&self) -> bool {
+        self.answer.is_closed()
+    }
 }
 
 /// Stores the jobs of all `calls` in one transaction. A rejected call does not affect the others.

@@ -147,6 +147,10 @@ impl Weight for CreateCall {
     fn weight(&self) -> usize {
         1
     }
+
+    fn is_abandoned(&self) -> bool {
+        self.answer.is_closed()
+    }
 }
 
 /// Stores the tasks of all `calls` in one transaction. If that fails, each is stored alone, so that none fails because of another.
@@ -271,6 +275,10 @@ pub struct Call {
 impl Weight for Call {
     fn weight(&self) -> usize {
         self.inputs.len()
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.answer.is_closed()
     }
 }
 

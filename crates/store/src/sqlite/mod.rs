@@ -27,6 +27,7 @@ mod read;
 mod rules;
 mod schedules;
 mod search;
+mod storage;
 mod position;
 mod submit;
 mod task_queue;
@@ -53,6 +54,7 @@ use crate::{
     Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
     migrate, rules::RuleCache, task_cache::TaskCache, task_meter::TaskMeter, tasks::MachineCache,
 };
+use storage::Storage;
 use task_queue::TaskQueue;
 use writer::Writer;
 
@@ -78,6 +80,7 @@ pub struct Shared {
     pub round_robin: RoundRobin,
     /// Whether a subscription to events exists.
     pub events_on: AtomicBool,
+    pub storage: Storage,
 }
 
 struct Readers {
@@ -111,6 +114,7 @@ impl Sqlite {
             ))
         })?;
         let writer = connect(path, 16_384).map_err(|e| opening(path, e))?;
+        storage::check_after_failure(path, &writer)?;
         prepare_schema(&writer, &options).map_err(|e| match e {
             StoreError::Unavailable(cause) | StoreError::Internal(cause) => {
                 setup(format!("cannot use {}: {cause}", path.display()))
@@ -137,13 +141,14 @@ impl Sqlite {
             task_cache: Mutex::default(),
             round_robin: RoundRobin::default(),
             events_on: AtomicBool::default(),
+            storage: Storage::new(path),
         });
         shared.lanes.insert(read::lanes(&writer)?);
         shared.rules.set(rules::load(&writer)?);
         shared.api_keys.set(api_keys::list(&writer)?);
         events::switch(&writer, &shared, Timestamp::now())?;
         let (signals, _) = broadcast::channel(4_096);
-        let writer = Writer::start(writer, shared.clone(), signals.clone());
+        let writer = Writer::start(writer, shared.clone(), signals.clone(), options.timeout())?;
         let readers = Arc::new(Readers { connections, next: Default::default() });
         Ok(Sqlite { shared, writer, readers, signals, lock: Mutex::new(Some(lock)) })
     }
@@ -213,9 +218,8 @@ fn connect(path: &Path, cache_kib: i64) -> rusqlite::Result<Connection> {
     connection.pragma_update(None, "cache_size", -cache_kib)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", false)?;
-    // 16 MiB of log between two checkpoints: large enough to write each page once per burst, small enough to stay in
-    // cache.
-    connection.pragma_update(None, "wal_autocheckpoint", 4_096)?;
+    // The writer makes checkpoints itself.
+    connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     connection.set_prepared_statement_cache_capacity(256);
     Ok(connection)
@@ -273,8 +277,11 @@ fn migrate_in_transaction(connection: &Connection, options: &StoreOptions) -> Re
 #[async_trait]
 impl Store for Sqlite {
     async fn ping(&self) -> Result<()> {
-        // Through the writer, so that a full disk or a stuck writer is noticed, without writing anything.
-        self.writer.call(|tx| Ok(tx.connection.query_row("SELECT 1", [], |_| Ok(()))?)).await
+        // Through the writer, so that a stuck writer is noticed, without writing anything.
+        self.writer.call(|tx| Ok(tx.connection.query_row("SELECT 1", [], |_| Ok(()))?)).await?;
+        let shared = self.shared.clone();
+        let checked = tokio::task::spawn_blocking(move || shared.storage.check_space());
+        checked.await.map_err(|e| StoreError::Internal(Cause::of(e)))?
     }
 
     fn signals(&self) -> broadcast::Receiver<Signal> {
@@ -287,6 +294,15 @@ impl Store for Sqlite {
 
     fn is_shared(&self) -> bool {
         false
+    }
+
+    fn signal_problem(&self) -> Option<String> {
+        // SQLite: there are no other nodes.
+        None
+    }
+
+    async fn storage_failure(&self) -> String {
+        self.shared.storage.failed().await
     }
 
     async fn close(&self) {

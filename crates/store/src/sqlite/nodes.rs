@@ -12,7 +12,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
+    ClaimCutoff, GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
     disposition::ReleaseReason,
     nodes::{inputs_text, read_inputs},
     sql::sql,
@@ -40,7 +40,13 @@ impl NodeStore for Sqlite {
         self.writer.call(move |tx| recover(tx, grace_periods, now)).await
     }
 
-    async fn node_reconcile(&self, node: NodeId, known: Vec<Run>, cutoff: Timestamp, now: Timestamp) -> Result<usize> {
+    async fn node_reconcile(
+        &self,
+        node: NodeId,
+        known: Vec<Run>,
+        cutoff: ClaimCutoff,
+        now: Timestamp,
+    ) -> Result<usize> {
         // SQLite: a claim is lost only if the response with its jobs was lost, which is rare. So a read looks for lost claims first,
         // and the writer is usually not needed.
         let lost = self.read(move |connection, _| unknown_claims(connection, node, &known, cutoff)).await?;
@@ -107,16 +113,14 @@ pub fn leave(tx: &Tx, node: NodeId, grace_periods: GracePeriods, now: Timestamp)
     Ok(returned)
 }
 
-/// Returns the claims made before `cutoff` that are not in `known`.
-///
-/// Reads the claims of this node, and of workers connected to it since before `cutoff`.
-pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], cutoff: Timestamp) -> Result<Vec<Run>> {
+/// Returns the claims before the cutoff that are not in `known`, of this node and of workers connected to it.
+pub fn unknown_claims(connection: &Connection, node: NodeId, known: &[Run], cutoff: ClaimCutoff) -> Result<Vec<Run>> {
     let runs: Vec<Run> = connection
         .prepare_cached(
             "SELECT run FROM claim WHERE claimed_at < ?2 AND (owner = ?1 OR owner IN (
-                 SELECT id FROM worker WHERE node = ?1 AND ended_at IS NULL AND connected_at < ?2))",
+                 SELECT id FROM worker WHERE node = ?1 AND ended_at IS NULL AND connected_at < ?3))",
         )?
-        .query_map((node.0, cutoff.as_ms()), |row| row.get(0))?
+        .query_map((node.0, cutoff.made_before.as_ms(), cutoff.connected_before.as_ms()), |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     Ok(runs.into_iter().filter(|run| !known.contains(run)).collect())
 }

@@ -28,8 +28,11 @@ impl Sqlite {
         let (sender, receiver) = oneshot::channel();
         let shared = self.shared.clone();
         let push = || self.shared.task_queue.0.lock().push(((inputs, now), sender));
-        self.writer.wake(push, move |tx| shared.task_queue.run(tx)).await?;
-        receiver.await.map_err(|_| lost())?
+        let applied = async {
+            self.writer.wake(push, move |tx| shared.task_queue.run(tx)).await?;
+            receiver.await.map_err(|_| lost())?
+        };
+        self.writer.in_time(applied).await
     }
 }
 
@@ -59,7 +62,7 @@ impl TaskQueue {
         for sender in senders {
             let result: Result<Answers> = results.next().unwrap_or_else(|| Err(lost()));
             tx.answer(move |commit| {
-                let result = commit.map_err(|error| StoreError::Unavailable(error.into())).and(result);
+                let result = commit.map_err(StoreError::Unavailable).and(result);
                 // The caller may be gone; its work is committed anyway.
                 let _ = sender.send(result);
             });

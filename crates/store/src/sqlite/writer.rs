@@ -2,38 +2,60 @@
 //!
 //! Each call runs in a savepoint of the shared transaction, so that a failing call undoes only its own writes. Answers and
 //! signals leave after the commit.
+//!
+//! When the disk rejects a write or does not confirm it, the writer stops for ever (`storage.rs`): what was written before may be
+//! lost too.
 
 use std::{
     cell::{Cell, RefCell},
     panic::AssertUnwindSafe,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering},
+    },
     thread,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use rusqlite::Connection;
+use rusqlite::{Connection, hooks::Wal};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::Shared;
-use crate::{Lane, LaneId, Result, Signal, StoreError, Tally, plan::Deltas};
+use crate::{Cause, Lane, LaneId, Result, Signal, StoreError, Tally, plan::Deltas};
 
 /// Number of calls that may wait for the writer; further callers wait for a place.
 const QUEUE: usize = 4_096;
 /// Number of calls that share one commit.
 const GROUP: usize = 512;
+/// Pages of the write-ahead log after which they are copied into the file. 16 MiB are large enough to write each page once per
+/// burst, small enough to stay in cache.
+const CHECKPOINT_PAGES: i32 = 4_096;
 
-type Answer = Box<dyn FnOnce(std::result::Result<(), String>) + Send>;
-/// Gets no transaction if that was lost before its turn.
-type Work = Box<dyn FnOnce(Option<&Tx>) -> (bool, Answer) + Send>;
+/// Whether the transaction can go on, or why it cannot.
+type Outcome = std::result::Result<(), Cause>;
+type Answer = Box<dyn FnOnce(Outcome) + Send>;
+/// Gets no transaction if that was lost before its turn. Returns the error of the database if the call failed with one.
+type Work = Box<dyn FnOnce(Option<&Tx>) -> (Kept, Answer) + Send>;
+
+/// What becomes of the writes of a call.
+enum Kept {
+    Yes,
+    No(Option<Cause>),
+    /// It was not made, because the caller no longer waits.
+    Abandoned,
+}
 
 struct Call {
     run: Work,
     /// Whether it may fail after it has begun to write without failing the other calls.
     undoable: bool,
 }
-type GroupAnswers = (Vec<Answer>, std::result::Result<(), String>);
+type GroupAnswers = (Vec<Answer>, Outcome);
 
 pub struct Writer {
+    /// Limit for one call, including the wait for its turn.
+    timeout: Duration,
     calls: Mutex<Option<mpsc::Sender<Call>>>,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
@@ -59,7 +81,7 @@ impl Tx<'_> {
     }
 
     /// Calls `answer` with the outcome of the commit.
-    pub fn answer(&self, answer: impl FnOnce(std::result::Result<(), String>) + Send + 'static) {
+    pub fn answer(&self, answer: impl FnOnce(Outcome) + Send + 'static) {
         self.answers.borrow_mut().push(Box::new(answer));
     }
 
@@ -68,11 +90,15 @@ impl Tx<'_> {
         let (lanes, signals) = (self.new_lanes.borrow().len(), self.signals.borrow().len());
         let deltas = self.deltas.take();
         let has_cached_tasks = self.has_cached_tasks.replace(false);
-        let unavailable = |error: String| StoreError::Unavailable(error.into());
-        execute(self.connection, "SAVEPOINT attempt").map_err(unavailable)?;
+        execute(self.connection, "SAVEPOINT attempt").map_err(StoreError::Unavailable)?;
         let result = work(self);
+        if let Err(StoreError::Unavailable(cause)) = &result
+            && (cause.is_storage_failure() || cause.is_disk_full())
+        {
+            return Err(StoreError::Unavailable(cause.clone()));
+        }
         if self.connection.is_autocommit() {
-            return Err(unavailable("the write failed (is the disk full?)".into()));
+            return Err(StoreError::Unavailable("the write failed (is the disk full?)".into()));
         }
         if result.is_err() {
             if self.has_cached_tasks.get() {
@@ -81,11 +107,11 @@ impl Tx<'_> {
             self.deltas.take();
             self.new_lanes.borrow_mut().truncate(lanes);
             self.signals.borrow_mut().truncate(signals);
-            execute(self.connection, "ROLLBACK TO attempt").map_err(unavailable)?;
+            execute(self.connection, "ROLLBACK TO attempt").map_err(StoreError::Unavailable)?;
         }
         self.deltas.borrow_mut().merge(deltas);
         self.has_cached_tasks.set(self.has_cached_tasks.get() || has_cached_tasks);
-        execute(self.connection, "RELEASE attempt").map_err(unavailable)?;
+        execute(self.connection, "RELEASE attempt").map_err(StoreError::Unavailable)?;
         Ok(result)
     }
 
@@ -106,8 +132,20 @@ impl Tx<'_> {
 }
 
 impl Writer {
-    pub fn start(connection: Connection, shared: Arc<Shared>, signals: broadcast::Sender<Signal>) -> Writer {
+    pub fn start(
+        mut connection: Connection,
+        shared: Arc<Shared>,
+        signals: broadcast::Sender<Signal>,
+        timeout: Duration,
+    ) -> Result<Writer> {
         let (sender, receiver) = mpsc::channel(QUEUE);
+        // SQLite ignores the errors of its automatic checkpoints, so the writer makes them itself.
+        let log_pages = Arc::new(AtomicI32::new(0));
+        let counted = log_pages.clone();
+        connection.wal_hook(Some(move |_: &mut Wal, pages| {
+            counted.store(pages, Ordering::Relaxed);
+            Ok(())
+        }))?;
         // A task of the runtime sends the answers: waking a hundred callers from this thread one by one costs more
         // than their writes.
         let (committed_sender, mut committed) = mpsc::unbounded_channel::<GroupAnswers>();
@@ -120,9 +158,9 @@ impl Writer {
         });
         let thread = thread::Builder::new()
             .name("sqlite-writer".into())
-            .spawn(move || run(connection, &shared, &signals, receiver, &committed_sender))
+            .spawn(move || run(connection, &shared, &signals, receiver, &committed_sender, &log_pages))
             .expect("a thread can be started");
-        Writer { calls: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) }
+        Ok(Writer { timeout, calls: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
     }
 
     /// Runs `work` in the next shared transaction, and answers after its commit.
@@ -146,22 +184,36 @@ impl Writer {
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
         let run = Box::new(move |tx: Option<&Tx>| {
-            let result = tx.map(work);
-            let kept = matches!(result, Some(Ok(_)));
+            // A caller that no longer waits was told that nothing was changed.
+            let result = tx.filter(|_| !sender.is_closed()).map(work);
+            let kept = match &result {
+                Some(Ok(_)) => Kept::Yes,
+                Some(Err(StoreError::Unavailable(cause))) => Kept::No(Some(cause.clone())),
+                Some(Err(_)) => Kept::No(None),
+                None => Kept::Abandoned,
+            };
             let answer: Answer = Box::new(move |commit| {
                 let answer = match (commit, result) {
                     (Ok(()), Some(result)) => result,
                     (Ok(()), None) => Err(closed()),
-                    (Err(error), _) => Err(StoreError::Unavailable(error.into())),
+                    (Err(cause), _) => Err(StoreError::Unavailable(cause)),
                 };
-                // The caller may be gone; its work is committed anyway.
+                // The caller may have left while its work was done; it is committed anyway.
                 let _ = sender.send(answer);
             });
             (kept, answer)
         });
         let calls = self.calls.lock().clone().ok_or_else(closed)?;
-        calls.send(Call { run, undoable }).await.map_err(|_| closed())?;
-        receiver.await.map_err(|_| closed())?
+        self.in_time(async {
+            calls.send(Call { run, undoable }).await.map_err(|_| closed())?;
+            receiver.await.map_err(|_| closed())?
+        })
+        .await
+    }
+
+    /// Waits for a call for no longer than it may take.
+    pub async fn in_time<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::time::timeout(self.timeout, call).await.unwrap_or_else(|_| Err(StoreError::timed_out(self.timeout)))
     }
 
     /// Runs `work` in the next shared transaction, without waiting for it. Calls `before` when that is certain.
@@ -170,7 +222,14 @@ impl Writer {
         before: impl FnOnce() + Send,
         work: impl FnOnce(Option<&Tx>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let run: Work = Box::new(move |tx: Option<&Tx>| (work(tx).is_ok(), Box::new(|_| ()) as Answer));
+        let run: Work = Box::new(move |tx: Option<&Tx>| {
+            let kept = match work(tx) {
+                Ok(()) => Kept::Yes,
+                Err(StoreError::Unavailable(cause)) => Kept::No(Some(cause)),
+                Err(_) => Kept::No(None),
+            };
+            (kept, Box::new(|_| ()) as Answer)
+        });
         let calls = self.calls.lock().clone().ok_or_else(closed)?;
         let place = calls.reserve().await.map_err(|_| closed())?;
         before();
@@ -197,14 +256,20 @@ fn run(
     signals: &broadcast::Sender<Signal>,
     mut calls: mpsc::Receiver<Call>,
     committed_sender: &mpsc::UnboundedSender<GroupAnswers>,
+    log_pages: &AtomicI32,
 ) {
     while let Some(first) = calls.blocking_recv() {
+        if let Some(cause) = shared.storage.failure() {
+            let _ = committed_sender.send((vec![(first.run)(None).1], Err(cause)));
+            continue;
+        }
         // A panic fails the calls of the group (their answers are dropped), not the writer.
         let group = AssertUnwindSafe(|| commit_group(&connection, shared, signals, first, &mut calls));
         match std::panic::catch_unwind(group) {
             Ok(committed) => {
                 // An error means that the runtime has ended, and with it the callers.
                 let _ = committed_sender.send(committed);
+                checkpoint(&connection, shared, log_pages);
             }
             Err(_) => {
                 tracing::error!("database calls panicked");
@@ -215,8 +280,25 @@ fn run(
             }
         }
     }
+    if shared.storage.failure().is_some() {
+        // Closing the last connection would copy the log into the file. The next start does that, after a check.
+        std::mem::forget(connection);
+        return;
+    }
     // Leaves a file without a write-ahead log; not needed for safety.
     let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
+}
+
+/// Copies a log that has grown into the file. Readers that still need the log are left alone.
+fn checkpoint(connection: &Connection, shared: &Shared, log_pages: &AtomicI32) {
+    if log_pages.load(Ordering::Relaxed) < CHECKPOINT_PAGES || shared.storage.failure().is_some() {
+        return;
+    }
+    match connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+        // The next commit counts the pages that readers kept in the log.
+        Ok(()) => log_pages.store(0, Ordering::Relaxed),
+        Err(error) => drop(shared.storage.record(cause(error))),
+    }
 }
 
 fn commit_group(
@@ -253,11 +335,12 @@ fn commit_group(
     if outcome.is_ok() {
         outcome = count(&tx).and_then(|()| execute(connection, "COMMIT"));
     }
-    if outcome.is_err() {
+    if let Err(cause) = outcome {
         shared.task_cache.lock().clear();
-    }
-    if outcome.is_err() && !connection.is_autocommit() {
-        let _ = connection.execute_batch("ROLLBACK");
+        outcome = Err(shared.storage.record(cause));
+        if !connection.is_autocommit() {
+            let _ = connection.execute_batch("ROLLBACK");
+        }
     }
     if outcome.is_ok() {
         shared.lanes.insert(tx.new_lanes.take());
@@ -275,16 +358,16 @@ fn commit_group(
 }
 
 /// Forgets cached tasks if another connection has changed the file, as a person with a shell can.
-fn check_file(tx: &Tx) -> std::result::Result<(), String> {
+fn check_file(tx: &Tx) -> Outcome {
     let version = tx
         .connection
         .prepare_cached("PRAGMA data_version")
         .and_then(|mut pragma| pragma.query_row([], |row| row.get(0)));
-    tx.shared.task_cache.lock().at_version(version.map_err(text)?);
+    tx.shared.task_cache.lock().at_version(version.map_err(cause)?);
     Ok(())
 }
 
-fn count(tx: &Tx) -> std::result::Result<(), String> {
+fn count(tx: &Tx) -> Outcome {
     let write = || -> rusqlite::Result<()> {
         let mut statement = tx.connection.prepare_cached(
             "INSERT INTO counter (lane, tally, n) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n",
@@ -294,31 +377,34 @@ fn count(tx: &Tx) -> std::result::Result<(), String> {
         }
         Ok(())
     };
-    write().map_err(text)
+    write().map_err(cause)
 }
 
 /// Runs one call whose failure fails the whole group.
-fn run_in_group(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
+fn run_in_group(tx: &Tx, call: Call) -> (Answer, Outcome) {
     let (kept, answer) = (call.run)(Some(tx));
-    let lost = !kept || tx.connection.is_autocommit();
     tx.all_deltas.borrow_mut().merge(tx.deltas.take());
-    (answer, if lost { Err("the write failed (is the disk full?)".into()) } else { Ok(()) })
+    match kept {
+        Kept::Yes | Kept::Abandoned if !tx.connection.is_autocommit() => (answer, Ok(())),
+        kept => (answer, Err(kept.failure())),
+    }
 }
 
 /// Runs one call so that its failure undoes only its own writes.
 ///
 /// The second value is an error if the whole transaction is lost, as happens on a full disk.
-fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>) {
+fn in_savepoint(tx: &Tx, call: Call) -> (Answer, Outcome) {
     let lanes = tx.new_lanes.borrow().len();
     let signals = tx.signals.borrow().len();
     tx.has_cached_tasks.set(false);
     let state = execute(tx.connection, "SAVEPOINT call");
     let (kept, answer) = (call.run)(Some(tx));
     let deltas = tx.deltas.take();
-    if tx.connection.is_autocommit() {
-        return (answer, Err("the write failed (is the disk full?)".into()));
+    let is_broken = matches!(&kept, Kept::No(Some(cause)) if cause.is_storage_failure() || cause.is_disk_full());
+    if is_broken || tx.connection.is_autocommit() {
+        return (answer, Err(kept.failure()));
     }
-    let end = if kept {
+    let end = if matches!(kept, Kept::Yes) {
         tx.all_deltas.borrow_mut().merge(deltas);
         execute(tx.connection, "RELEASE call")
     } else {
@@ -332,13 +418,23 @@ fn in_savepoint(tx: &Tx, call: Call) -> (Answer, std::result::Result<(), String>
     (answer, state.and(end))
 }
 
-fn execute(connection: &Connection, sql: &str) -> std::result::Result<(), String> {
-    connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map(|_| ()).map_err(text)
+impl Kept {
+    /// Returns why the transaction is lost.
+    fn failure(self) -> Cause {
+        match self {
+            Kept::No(Some(cause)) => cause,
+            _ => "the write failed (is the disk full?)".into(),
+        }
+    }
 }
 
-fn text(error: rusqlite::Error) -> String {
+fn execute(connection: &Connection, sql: &str) -> Outcome {
+    connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map(|_| ()).map_err(cause)
+}
+
+fn cause(error: rusqlite::Error) -> Cause {
     match StoreError::from(error) {
-        StoreError::Unavailable(cause) | StoreError::Internal(cause) => cause.to_string(),
-        other => other.to_string(),
+        StoreError::Unavailable(cause) | StoreError::Internal(cause) => cause,
+        other => other.to_string().into(),
     }
 }

@@ -366,7 +366,7 @@ pub async fn a_workers_claim_whose_response_was_lost_is_released(fixture: &Fixtu
     fixture.submit(fixture.job("a", 1)).await;
     let lost = fixture.claim_by(&worker, 1, 2).await.remove(0);
     let reconcile = |before, now| {
-        fixture.store.node_reconcile(fixture.node, vec![known[0].run], fixture.at(before), fixture.at(now))
+        fixture.store.node_reconcile(fixture.node, vec![known[0].run], cutoff(fixture.at(before)), fixture.at(now))
     };
     assert_eq!(reconcile(2, 3).await.unwrap(), 0, "it may still be on its way");
     fixture.admit(fixture.worker("w"), 9).await;
@@ -375,6 +375,6 @@ pub async fn a_workers_claim_whose_response_was_lost_is_released(fixture: &Fixtu
     assert_eq!(fixture.states([known[0].id, lost.id]).await, [JobState::Assigned, JobState::Queued]);
     let other = NodeInfo { id: NodeId::new(), name: "other".into() };
     fixture.store.node_join(other.clone(), LEASE_MS, fixture.at(0)).await.unwrap();
-    let answer = fixture.store.node_reconcile(other.id, Vec::new(), fixture.at(99), fixture.at(99)).await;
+    let answer = fixture.store.node_reconcile(other.id, Vec::new(), cutoff(fixture.at(99)), fixture.at(99)).await;
     assert_eq!(answer.unwrap(), 0, "it is not connected there");
 }

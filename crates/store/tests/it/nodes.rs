@@ -231,8 +231,9 @@ pub async fn a_claim_whose_response_was_lost_is_released(fixture: &Fixture) {
     fixture.submit_all((0..3).map(|_| fixture.job("a", 0)).collect()).await;
     let known = fixture.claim_one(1).await;
     let lost = fixture.claim(2, 2).await;
-    let reconcile =
-        |before, now| fixture.store.node_reconcile(fixture.node, vec![known.run], fixture.at(before), fixture.at(now));
+    let reconcile = |before, now| {
+        fixture.store.node_reconcile(fixture.node, vec![known.run], cutoff(fixture.at(before)), fixture.at(now))
+    };
 
     assert_eq!(reconcile(2, 3).await.unwrap(), 0, "it may still be on its way");
     assert_eq!(reconcile(10, 11).await.unwrap(), 2);

@@ -433,6 +433,11 @@ impl Fixture {
     }
 }
 
+/// Claims made, and workers connected, before this time.
+pub fn cutoff(at: faena_domain::Timestamp) -> faena_store::ClaimCutoff {
+    faena_store::ClaimCutoff { made_before: at, connected_before: at }
+}
+
 pub fn completed() -> RunOutcome {
     RunOutcome::Completed { result: Some("{\"ok\":true}".into()) }
 }

@@ -91,6 +91,19 @@ async fn a_database_that_cannot_be_reached_is_a_set_up_error_without_the_passwor
     assert!(!text.contains("secret-word"), "{text}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_host_is_used_while_the_first_accepts_connections_and_answers_nothing() {
+    on_empty_postgres(async |url: &str, _: &RawDatabase| {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (user, rest) = url.rsplit_once('@').unwrap();
+        let several = format!("{user}@{},{rest}", silent.local_addr().unwrap());
+        let store = faena_store::open(&several, StoreOptions::default()).await.unwrap();
+        store.ping().await.unwrap();
+        store.close().await;
+    })
+    .await;
+}
+
 async fn partitions(fixture: &Fixture) -> Vec<String> {
     let sql = "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
                WHERE i.inhparent = 'faena.done'::regclass ORDER BY 1";
