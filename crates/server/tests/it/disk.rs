@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io::{BufRead, BufReader, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, chown},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -15,24 +15,29 @@ use serde_json::{Value, json};
 use crate::{
     faena::{Faena, eventually},
     load::assert_all_completed_once,
+    postgres::{Server, connect, service_user},
 };
 
 /// A disk of a few megabytes. Only processes started through [`SmallDisk::program`] see it.
-struct SmallDisk {
+pub struct SmallDisk {
     mount_owner: Child,
-    folder: PathBuf,
+    pub folder: PathBuf,
     is_unprivileged: bool,
 }
 
 impl SmallDisk {
-    fn mount(folder: &Path) -> SmallDisk {
+    /// Mounts a disk of this many mebibytes.
+    pub fn mount(folder: &Path, mebibytes: u32) -> SmallDisk {
         fs::create_dir(folder).unwrap();
         let is_unprivileged = Path::new("/proc/self").metadata().unwrap().uid() != 0;
         let mut command = Command::new("unshare");
         if is_unprivileged {
             command.args(["--user", "--map-root-user"]);
         }
-        let script = format!("mount -t tmpfs -o size=4m tmpfs {} && echo mounted && exec sleep 3600", folder.display());
+        let script = format!(
+            "mount -t tmpfs -o size={mebibytes}m tmpfs {} && echo mounted && exec sleep 3600",
+            folder.display()
+        );
         command.args(["--mount", "sh", "-c", &script]);
         let mut mount_owner = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -42,31 +47,43 @@ impl SmallDisk {
     }
 
     /// Returns a command that runs the binary in the mount namespace of the disk.
-    fn program(&self) -> Command {
-        let mut command = Command::new("nsenter");
+    pub fn program(&self) -> Command {
+        let words = self.enter();
+        let mut command = Command::new(&words[0]);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
-        command.args(["--target", &self.mount_owner.id().to_string(), "--mount"]);
-        if self.is_unprivileged {
-            command.args(["--user", "--preserve-credentials"]);
-        }
-        command.arg("--").arg(env!("CARGO_BIN_EXE_faena"));
+        command.args(&words[1..]).arg(env!("CARGO_BIN_EXE_faena"));
         command
     }
 
-    fn filler(&self) -> PathBuf {
+    /// Returns the words that run a program in the mount namespace of the disk.
+    pub fn enter(&self) -> Vec<String> {
+        let mut words = vec!["nsenter".into(), "--target".into(), self.mount_owner.id().to_string(), "--mount".into()];
+        if self.is_unprivileged {
+            words.extend(["--user".into(), "--preserve-credentials".into()]);
+        }
+        words.push("--".into());
+        words
+    }
+
+    /// Returns the path under which the test itself sees the disk.
+    pub fn outside_path(&self) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.mount_owner.id()));
-        root.join(self.folder.strip_prefix("/").unwrap()).join("filler")
+        root.join(self.folder.strip_prefix("/").unwrap())
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.outside_path().join("filler")
     }
 
     /// Writes until the disk is full.
-    fn fill(&self) {
+    pub fn fill(&self) {
         let mut file = File::options().create(true).append(true).open(self.filler()).unwrap();
         for size in [64 << 10, 4 << 10, 1] {
             while file.write(&vec![b'x'; size]).is_ok_and(|written| written > 0) {}
         }
     }
 
-    fn free(&self) {
+    pub fn free(&self) {
         fs::remove_file(self.filler()).unwrap();
     }
 }
@@ -93,16 +110,35 @@ async fn submit_until_rejected(faena: &Faena) -> BTreeSet<String> {
         }
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}\n{}", faena.log());
         assert_eq!(answer["error"]["code"], "UNAVAILABLE");
+        assert_eq!(answer["error"]["message"], "the disk of the database is full; free some space");
         assert!(retry_after, "missing Retry-After");
+        assert_unready(faena).await;
         return accepted;
     }
     panic!("2 000 jobs of 20 kB were accepted on a disk of 4 MB");
 }
 
+/// Checks that readiness reports the full disk, although the database can be read.
+async fn assert_unready(faena: &Faena) {
+    let (status, health) = faena.get("/health/ready").await;
+    assert_eq!((status, &health["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("unhealthy")), "{health:#}");
+    let error = health["checks"]["database"]["error"].as_str().unwrap();
+    assert!(error.contains("the disk of the database is full"), "{health:#}");
+}
+
+/// Waits until readiness reports a database that accepts writes.
+async fn until_ready(faena: &Faena) {
+    eventually("the database is healthy", async || {
+        let (status, health) = faena.get("/health/ready").await;
+        (status == StatusCode::OK && health["checks"]["database"]["status"] == "healthy").then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_full_disk_requests_get_503_no_job_is_lost_and_the_server_recovers_with_free_space() {
     let folder = tempfile::tempdir().unwrap();
-    let disk = SmallDisk::mount(&folder.path().join("disk"));
+    let disk = SmallDisk::mount(&folder.path().join("disk"), 4);
     let url = format!("sqlite:{}/faena.db", disk.folder.display());
     let environment = [("DATABASE_URL", url.as_str())];
     let mut faena = Faena::spawn_with(disk.program(), folder.path(), &environment, &[]);
@@ -118,6 +154,7 @@ async fn on_a_full_disk_requests_get_503_no_job_is_lost_and_the_server_recovers_
     })
     .await;
     acknowledged.insert(after);
+    until_ready(&faena).await;
     assert_all_completed_once(&faena, &acknowledged).await;
 
     // Fill the disk again, and kill the server while it is full.
@@ -133,7 +170,7 @@ async fn on_a_full_disk_requests_get_503_no_job_is_lost_and_the_server_recovers_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_is_full_at_the_start_is_reported_and_ends_the_server() {
     let folder = tempfile::tempdir().unwrap();
-    let disk = SmallDisk::mount(&folder.path().join("disk"));
+    let disk = SmallDisk::mount(&folder.path().join("disk"), 4);
     disk.fill();
     let url = format!("sqlite:{}/faena.db", disk.folder.display());
     let mut faena = Faena::spawn_with(disk.program(), folder.path(), &[("DATABASE_URL", &url)], &[]);
@@ -142,4 +179,29 @@ async fn a_disk_that_is_full_at_the_start_is_reported_and_ends_the_server() {
     assert_eq!(status.code(), Some(2), "{log}");
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.contains("full") || log.contains("space"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_disk_of_postgres_is_full_requests_name_the_reason_and_the_server_recovers_with_free_space() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = SmallDisk::mount(&folder.path().join("disk"), 24);
+    let tables = disk.outside_path().join("tables");
+    fs::create_dir(&tables).unwrap();
+    chown(&tables, service_user(), None).unwrap();
+    let server = tokio::task::block_in_place(|| Server::start_through(disk.enter()));
+    // Only the tables are on the small disk: without its log PostgreSQL would stop.
+    let client = connect(&server.url).await;
+    client
+        .batch_execute(&format!("CREATE TABLESPACE small LOCATION '{}/tables'", disk.folder.display()))
+        .await
+        .unwrap();
+    client.batch_execute("ALTER DATABASE postgres SET default_tablespace = 'small'").await.unwrap();
+    let faena = Faena::start(folder.path(), &[("DATABASE_URL", &server.url)]).await;
+    let mut acknowledged = BTreeSet::from([faena.submit(json!({"name": "noop"})).await]);
+    disk.fill();
+    acknowledged.extend(submit_until_rejected(&faena).await);
+    disk.free();
+    until_ready(&faena).await;
+    acknowledged.insert(faena.submit(json!({"name": "noop"})).await);
+    assert_all_completed_once(&faena, &acknowledged).await;
 }

@@ -16,6 +16,7 @@ mod disk;
 mod doctor;
 mod example_workers;
 mod faena;
+mod faults;
 mod health;
 mod hostile;
 mod inputs;

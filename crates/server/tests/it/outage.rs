@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use reqwest::StatusCode;
@@ -215,10 +215,12 @@ async fn jobs_of_a_claim_whose_commit_reply_from_postgres_was_lost_are_not_stuck
         (ready == 0).then_some(())
     })
     .await;
+    let lost_at = Instant::now();
     proxy.disconnect.notify_waiters();
     assert!(!proxy.is_armed.load(Ordering::SeqCst), "the proxy dropped no answer");
     faena.wait_for_state(&first, "COMPLETED").await;
     let job = faena.wait_for_state(&second, "COMPLETED").await;
     crate::load::assert_completed_once(&job);
     assert_eq!(job["retryCount"], 0, "the lost claim used an attempt: {job:#}");
+    assert!(lost_at.elapsed() < Duration::from_secs(15), "the job was stranded for {:?}", lost_at.elapsed());
 }
