@@ -77,8 +77,8 @@ const text = (error) => (error instanceof Error ? error.message : String(error))
 const worker = {
   // The same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
   id: process.env.FAENA_WORKER_ID ?? randomUUID(),
-  /** @type {string | undefined} */
-  sessionToken: undefined,
+  /** Proves to the server that this is the worker that registered. @type {string | undefined} */
+  sessionToken: process.env.FAENA_SESSION_TOKEN,
   /** @type {Map<string, {run: number, stop: AbortController}>} */
   jobs: new Map(),
   stopping: false, // this worker shuts down
@@ -271,6 +271,7 @@ async function call(method, path, body, signal = AbortSignal.timeout(30_000)) {
   /** @type {Record<string, string>} */
   const headers = { "content-type": "application/json" };
   if (TOKEN) headers.authorization = `Bearer ${TOKEN}`;
+  if (worker.sessionToken) headers["x-session-token"] = worker.sessionToken;
   const answer = await fetch(BASE + path, { method, headers, body: body && JSON.stringify(body), signal });
   const data = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Rejected(answer.status, data.error);

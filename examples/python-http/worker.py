@@ -65,12 +65,14 @@ class Rejected(Exception):
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
-def call(method: str, path: str, body: Optional[Json] = None, timeout: float = 30) -> Json:
+def call(method: str, path: str, body: Optional[Json] = None, session: Optional[str] = None, timeout: float = 30) -> Json:
     """Sends a request and returns the body. Raises Rejected for an error of the server, NO_ANSWER if it does not answer."""
     request = urllib.request.Request(URL + path, method=method)
     request.add_header("content-type", "application/json")
     if TOKEN:
         request.add_header("authorization", "Bearer " + TOKEN)
+    if session:  # proves that the call comes from the worker that registered
+        request.add_header("x-session-token", session)
     data = None if method == "DELETE" else json.dumps(body or {}).encode()
     try:
         with urllib.request.urlopen(request, data, timeout) as answer:
@@ -104,7 +106,8 @@ class Job:
         """Sends a report until it is answered, by this server or after its restart. The server counts a repeated report once."""
         while True:
             try:
-                return call("POST", f"/{self.worker.id}/jobs/{self.id}/{kind}", {"run": self.run, **fields})
+                path = f"/{self.worker.id}/jobs/{self.id}/{kind}"
+                return call("POST", path, {"run": self.run, **fields}, self.worker.session_token)
             except Rejected as rejected:
                 if not rejected.is_temporary:
                     raise
@@ -125,9 +128,9 @@ class Job:
 
 class Worker:
     def __init__(self) -> None:
-        # A worker pool sets the id of its processes; otherwise the server chooses one, and the worker keeps it.
+        # A worker pool sets the id and the token of its processes; otherwise the server chooses one, and the worker keeps it.
         self.id: Optional[str] = os.environ.get("FAENA_WORKER_ID")
-        self.session_token: Optional[str] = None
+        self.session_token: Optional[str] = os.environ.get("FAENA_SESSION_TOKEN")
         self.interval: float = 30
         self.cancelled: set[str] = set()
         self.registered = self.waiting = self.stopping = False
@@ -148,7 +151,7 @@ class Worker:
         while True:
             time.sleep(self.interval)
             try:
-                self.handle(call("POST", f"/{self.id}/heartbeat"))
+                self.handle(call("POST", f"/{self.id}/heartbeat", session=self.session_token))
             except (Rejected, *NO_ANSWER):
                 pass  # the next claim shows what is wrong
 
@@ -164,7 +167,7 @@ class Worker:
     def claim(self) -> list[Json]:
         self.waiting = True
         try:
-            answer = call("POST", f"/{self.id}/claim", {"max": 1, "waitMs": 20000})
+            answer = call("POST", f"/{self.id}/claim", {"max": 1, "waitMs": 20000}, self.session_token)
         finally:
             self.waiting = False
         self.handle(answer)
@@ -232,7 +235,7 @@ def main() -> None:
         pass
     if worker.registered:
         try:
-            call("DELETE", f"/{worker.id}", timeout=5)
+            call("DELETE", f"/{worker.id}", session=worker.session_token, timeout=5)
         except (Rejected, *NO_ANSWER):
             pass  # the server notices that the worker is silent
         print("left", flush=True)

@@ -99,7 +99,7 @@ class Worker:
     def __init__(self) -> None:
         # The same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
         self.id = os.environ.get("FAENA_WORKER_ID") or str(uuid.uuid4())
-        self.session_token: Optional[str] = None
+        self.session_token: Optional[str] = os.environ.get("FAENA_SESSION_TOKEN")
         self.socket: Optional[ClientConnection] = None
         self.jobs: dict[str, Job] = {}
         self.tasks: set[asyncio.Task[None]] = set()

@@ -42,7 +42,8 @@ handle() {
 post() {
   local answer status
   answer=$(curl -sS -m 30 -w '\n%{http_code}' -H 'content-type: application/json' \
-    ${FAENA_TOKEN:+-H "authorization: Bearer $FAENA_TOKEN"} -d "$2" "$url$1") || return
+    ${FAENA_TOKEN:+-H "authorization: Bearer $FAENA_TOKEN"} ${session_token:+-H "x-session-token: $session_token"} \
+    -d "$2" "$url$1") || return
   status=${answer##*$'\n'}
   printf '%s\n' "${answer%$'\n'*}"
   [[ $status == 2?? ]] && return 0
@@ -88,7 +89,7 @@ run_job() {
 
 register() {
   local answer
-  # A worker pool sets the id of its processes; otherwise the server chooses one, and the worker keeps it.
+  # A worker pool sets the id and the token of its processes; otherwise the server chooses one, and the worker keeps it.
   local body
   body=$(jq -n --arg id "${worker:-${FAENA_WORKER_ID:-}}" --arg token "$session_token" --argjson capabilities "$capabilities" \
     '{name: "shell", $capabilities, concurrency: 1} + if $id == "" then {} else {workerId: $id} end
@@ -111,12 +112,13 @@ register() {
 leave() {
   [[ -n $heartbeat ]] && kill "$heartbeat" 2>/dev/null
   if [[ -n $worker ]]; then
-    curl -sS -m 5 -X DELETE ${FAENA_TOKEN:+-H "authorization: Bearer $FAENA_TOKEN"} "$url/$worker" >/dev/null && echo "left"
+    curl -sS -m 5 -X DELETE ${FAENA_TOKEN:+-H "authorization: Bearer $FAENA_TOKEN"} \
+      ${session_token:+-H "x-session-token: $session_token"} "$url/$worker" >/dev/null && echo "left"
   fi
   rm -f "$claimed"
 }
 
-worker='' session_token='' heartbeat='' stopping='' waiting=''
+worker='' session_token="${FAENA_SESSION_TOKEN:-}" heartbeat='' stopping='' waiting=''
 claimed=$(mktemp)
 trap leave EXIT
 # A running job finishes first; a waiting claim is aborted. A job that was on its way is released when the worker leaves.

@@ -4,11 +4,8 @@
 //! without a restriction costs nothing here.
 
 use faena_auth::{Access, Credentials};
-use faena_domain::{ErrorCode, JobId, JobView, KeyScope, NewJob, Timestamp, Trace};
-use faena_engine::{
-    EngineError,
-    workers::{Registration, WorkerCaller},
-};
+use faena_domain::{ErrorCode, JobId, JobView, KeyScope, NewJob, SecretText, Timestamp, Trace};
+use faena_engine::{EngineError, workers::Registration};
 use faena_machine::Caller as TaskCaller;
 use faena_store::{Filter, StoreError};
 
@@ -146,16 +143,11 @@ pub fn task_decider() -> ApiResult<Option<TaskCaller>> {
     may_decide.then(task_caller).transpose()
 }
 
-/// Returns how the engine knows the caller of a worker's requests.
-pub fn worker_caller(caller: &Access) -> WorkerCaller {
-    WorkerCaller { api_key: caller.key(), may_adopt: caller.queues().is_none() }
-}
-
 /// Prepares the registration of a worker: it needs the scope `worker`, belongs to the key of its caller, and gets jobs only of
 /// the queues of that key.
 fn authorize_worker(caller: &Access, registration: &mut Registration) -> ApiResult<()> {
     caller.require(KeyScope::Worker)?;
-    registration.caller = worker_caller(caller);
+    registration.api_key = caller.key();
     if let Some(allowed) = caller.queues() {
         for queue in &registration.queues {
             caller.require_queue(queue)?;
@@ -172,11 +164,12 @@ pub fn authorize_registration(
     api: &Api,
     caller: &Caller,
     mut registration: Registration,
-    token: Option<&str>,
+    token: Option<&SecretText>,
 ) -> ApiResult<Registration> {
     let access = match token {
         Some(key) => {
-            api.authenticate(Credentials { peer: None, key: Some(key), person: None, groups: None }, Timestamp::now())
+            let key = Some(key.reveal());
+            api.authenticate(Credentials { peer: None, key, person: None, groups: None }, Timestamp::now())
         }
         None => caller.access.clone(),
     };

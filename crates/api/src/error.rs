@@ -105,6 +105,7 @@ impl From<StoreError> for ApiError {
                 let shown = existing_job.filter(|_| crate::access::is_unrestricted());
                 ApiError::new(ErrorCode::Conflict, message).naming(shown)
             }
+            StoreError::WorkerActive { .. } => ApiError::new(ErrorCode::Conflict, message),
             StoreError::Invalid(errors) => ApiError::invalid(errors),
             StoreError::Unavailable(cause) | StoreError::Contended(cause) => {
                 let reason = cause.public_reason().unwrap_or("the database is not available; try again");
@@ -120,6 +121,9 @@ impl From<EngineError> for ApiError {
         match error {
             EngineError::Store(error) => error.into(),
             EngineError::InvalidRegistration(errors) => ApiError::invalid(errors),
+            error @ EngineError::WorkerActive { .. } => ApiError::new(ErrorCode::Conflict, error.to_string()),
+            error @ EngineError::SessionTokenMissing(_) => ApiError::new(ErrorCode::Unauthorized, error.to_string()),
+            error @ EngineError::WrongSessionToken(_) => ApiError::new(ErrorCode::Forbidden, error.to_string()),
             error @ EngineError::Stopping => ApiError::new(ErrorCode::Unavailable, error.to_string()),
             error @ EngineError::BulkNotFound(_) => ApiError::not_found(error.to_string()),
             error @ (EngineError::InvalidSource { .. } | EngineError::UnknownLoop(_) | EngineError::Panicked(_)) => {

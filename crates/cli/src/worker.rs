@@ -84,6 +84,8 @@ async fn run_command(job: Context, command: Arc<[String]>) -> Result<Value, JobE
     let (program, arguments) = command.split_first().expect("clap requires one");
     let mut wrap = CommandWrap::with_new(program, |inner| {
         inner.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Only the worker itself may report about its jobs.
+        inner.env_remove("FAENA_SESSION_TOKEN");
         inner.env("FAENA_JOB_ID", job.id().to_string());
         inner.env("FAENA_JOB_TYPE", job.kind());
         inner.env("FAENA_RUN", job.run().to_string());

@@ -66,7 +66,7 @@ impl fmt::Display for KeyScope {
     }
 }
 
-/// SHA-256 of a key's text, compared in constant time.
+/// SHA-256 of a key's or a session token's text, compared in constant time.
 #[derive(Clone, Copy)]
 pub struct KeyHash(pub [u8; 32]);
 
@@ -82,6 +82,11 @@ impl fmt::Debug for KeyHash {
     }
 }
 
+/// Returns the text of a secret, with six random bits per character.
+pub(crate) fn secret_characters(random: [u8; SECRET_CHARACTERS]) -> String {
+    random.map(|byte| char::from(ALPHABET[usize::from(byte % 64)])).into_iter().collect()
+}
+
 impl ApiKeyText {
     /// Builds a key from random bytes, one per character.
     pub fn from_random(lookup: [u8; LOOKUP_CHARACTERS], secret: [u8; SECRET_CHARACTERS]) -> ApiKeyText {
@@ -91,8 +96,7 @@ impl ApiKeyText {
 
     /// Builds another key with the same lookup part, for a rotation.
     pub fn with_lookup(lookup: &str, secret: [u8; SECRET_CHARACTERS]) -> ApiKeyText {
-        let secret = secret.map(|byte| char::from(ALPHABET[usize::from(byte % 64)]));
-        ApiKeyText(format!("{PREFIX}{lookup}_{}", String::from_iter(secret)))
+        ApiKeyText(format!("{PREFIX}{lookup}_{}", secret_characters(secret)))
     }
 
     /// Parses a key as a caller sent it. `None`: it cannot be an API key of Faena.

@@ -1,6 +1,8 @@
 //! Errors of the engine, as far as a caller tells them apart.
 
-use faena_domain::{BulkId, FieldError};
+use std::time::Duration;
+
+use faena_domain::{BulkId, FieldError, Timestamp};
 use faena_store::StoreError;
 
 #[derive(thiserror::Error, Debug)]
@@ -11,6 +13,21 @@ pub enum EngineError {
     /// A worker registered with invalid fields.
     #[error("the registration is not valid")]
     InvalidRegistration(Vec<FieldError>),
+    /// A worker with this id is alive, and the caller did not prove to be it.
+    #[error("{}", worker_active(worker, *deadline, *silence))]
+    WorkerActive {
+        worker: String,
+        /// When it is declared lost unless it reconnects. `None` while it is connected.
+        deadline: Option<Timestamp>,
+        /// After this time without a heartbeat it is declared lost.
+        silence: Duration,
+    },
+    /// A call of a polling worker has no session token.
+    #[error("worker \"{0}\" must send its session token with every call, in the header X-Session-Token")]
+    SessionTokenMissing(String),
+    /// A call of a polling worker has the session token of another registration.
+    #[error("the session token does not belong to worker \"{0}\"; register to get one")]
+    WrongSessionToken(String),
     /// This server stops and admits no more workers.
     #[error("the server is stopping; connect again in a moment, or to another server")]
     Stopping,
@@ -24,6 +41,20 @@ pub enum EngineError {
     Panicked(String),
     #[error("bulk action {0} no longer exists")]
     BulkNotFound(BulkId),
+}
+
+/// Explains why a worker's id cannot be used, and when it can.
+fn worker_active(worker: &str, deadline: Option<Timestamp>, silence: Duration) -> String {
+    match deadline {
+        Some(at) => format!(
+            "worker \"{worker}\" is disconnected and keeps its jobs until {at}; resume it with its sessionToken, register \
+             again after that time, or choose another workerId"
+        ),
+        None => format!(
+            "worker \"{worker}\" is connected; resume it with its sessionToken, choose another workerId, or register again \
+             when it has left or has been silent for {silence:?}"
+        ),
+    }
 }
 
 impl EngineError {

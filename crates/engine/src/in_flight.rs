@@ -44,6 +44,8 @@ pub struct InFlightJob {
     assigned_at: AtomicI64,
     /// When its last finished step ended, in milliseconds; 0 if it has none.
     step_ended_at: AtomicI64,
+    /// Session of its worker that received it; 0 if none has in this process.
+    received_by: AtomicI64,
 }
 
 #[derive(Default)]
@@ -98,6 +100,7 @@ impl InFlightJob {
             acknowledged: AtomicBool::new(false),
             assigned_at: AtomicI64::new(0),
             step_ended_at: AtomicI64::new(0),
+            received_by: AtomicI64::new(0),
         }
     }
 
@@ -193,6 +196,16 @@ impl InFlightJob {
     /// Marks that the process started for it has connected and receives it now.
     pub fn assign(&self, now: Timestamp) {
         self.assigned_at.store(now.as_ms().max(1), Ordering::Release);
+    }
+
+    /// Marks that this session of its worker receives it.
+    pub fn deliver_to(&self, session: i64) {
+        self.received_by.store(session, Ordering::Release);
+    }
+
+    /// Returns whether its worker received it in this session, and not before a reconnect.
+    pub fn was_delivered_to(&self, session: i64) -> bool {
+        self.received_by.load(Ordering::Acquire) == session
     }
 
     /// Marks that its worker has reported something about it.

@@ -16,7 +16,7 @@ use std::{
 };
 
 use faena_domain::{
-    ErrorReason, Failure, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState, masked_words,
+    ErrorReason, Failure, SecretText, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState, masked_words,
 };
 use faena_process::ProcessEnd;
 use faena_store::{Counts, GUARDIAN, Lane, Tally, WorkerEnd};
@@ -62,6 +62,8 @@ struct Pool {
 /// One process, or a place for one that is not started yet.
 struct Member {
     worker: Arc<ConnectedWorker>,
+    /// What its process needs to connect as this worker.
+    session_token: SecretText,
     process: Option<Process>,
     started_at: Timestamp,
     /// Since when it has had no job.
@@ -318,7 +320,8 @@ impl Pool {
         member.started_at = now;
         member.worker.transition(WorkerState::Connecting, now);
         engine.wakeups.worker_changed();
-        match Process::start(&self.config, &member.worker, &engine.config, engine.wakeups.pools.clone()) {
+        let (worker, token) = (&member.worker, &member.session_token);
+        match Process::start(&self.config, worker, token, &engine.config, engine.wakeups.pools.clone()) {
             Ok(process) => member.process = Some(process),
             // The next round logs it.
             Err(error) => member.process = Some(Process::not_started(&error)),
@@ -372,6 +375,7 @@ impl Pool {
     async fn add(&self, engine: &Engine, now: Timestamp) -> Result<(), EngineError> {
         let id = WorkerId::new();
         let config = &self.config;
+        let session_token = SecretText::session_token(rand::random());
         let mut identity = WorkerIdentity {
             id,
             key: id.to_string(),
@@ -384,9 +388,9 @@ impl Pool {
             pool: Some(config.name.clone()),
             ephemeral: config.ephemeral,
             api_key: None,
-            may_adopt: false,
+            token: session_token.hash(),
         };
-        let entry = identity.entry(Some(config.name.clone()), engine.node_id());
+        let entry = identity.entry(Some(config.name.clone()), engine.node_id(), None);
         let admitted = engine.store.worker_admit(entry, now).await?;
         identity.session = admitted.session;
         engine.measures.workers.record_registration(admitted.was, false, now);
@@ -395,6 +399,7 @@ impl Pool {
             Arc::new(ConnectedWorker::new(identity, WorkerState::Creating, breaker, engine.measures.clone(), now));
         let mut member = Member {
             worker: worker.clone(),
+            session_token,
             process: None,
             started_at: now,
             idle_since: None,

@@ -293,7 +293,8 @@ CREATE TABLE faena.worker (
     completed     bigint NOT NULL DEFAULT 0,
     failed        bigint NOT NULL DEFAULT 0,
     breaker       text NOT NULL DEFAULT 'closed',
-    api_key       uuid
+    api_key       uuid,
+    token         bytea NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE UNIQUE INDEX worker_alive ON faena.worker (key) WHERE ended_at IS NULL;
 CREATE INDEX worker_key ON faena.worker (key, registered_at);

@@ -276,7 +276,8 @@ CREATE TABLE worker (
     completed     INTEGER NOT NULL DEFAULT 0,
     failed        INTEGER NOT NULL DEFAULT 0,
     breaker       TEXT NOT NULL DEFAULT 'closed',
-    api_key       BLOB
+    api_key       BLOB,
+    token         BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX worker_alive ON worker (key) WHERE ended_at IS NULL;
 CREATE INDEX worker_key ON worker (key, registered_at);

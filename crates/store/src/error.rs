@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
-use faena_domain::{FieldError, JobId, JobState, error_chain};
+use faena_domain::{FieldError, JobId, JobState, Timestamp, error_chain};
 use tokio_postgres::error::SqlState;
 
 use crate::postgres::connect::{PREPARED_STATEMENTS_LOST, is_lost_statement};
@@ -21,6 +21,12 @@ pub enum StoreError {
     InvalidTransition { from: JobState, wanted: &'static str },
     #[error("{message}")]
     Conflict { message: String, existing_job: Option<JobId> },
+    /// A live registration belongs to another caller.
+    #[error("the worker is registered; resume it with its session token")]
+    WorkerActive {
+        /// When it is declared lost unless its worker reconnects. `None` while it is connected.
+        deadline: Option<Timestamp>,
+    },
     #[error("the request is not valid")]
     Invalid(Vec<FieldError>),
     /// Two transactions blocked each other; the same call succeeds when it is repeated.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use faena_domain::{
-    ApiKeyId, JobId, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    ApiKeyId, JobId, KeyHash, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use uuid::Uuid;
 
@@ -18,6 +18,9 @@ use crate::{
 #[async_trait]
 pub trait WorkerStore: Send + Sync + 'static {
     /// Registers a worker, or resumes the live registration under its key, with the jobs it has in flight.
+    ///
+    /// # Errors
+    /// `StoreError::WorkerActive` if a registration is live and the worker has neither its session token nor its API key.
     async fn worker_admit(&self, entry: WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted>;
 
     /// Records status updates of connected workers.
@@ -82,10 +85,12 @@ pub struct WorkerEntry {
     pub capabilities: WorkerCapabilities,
     pub concurrency: u32,
     pub pool: Option<String>,
-    /// API key that it registers with. Only this key can resume the registration.
+    /// API key that it registers with. It can resume the registration without the session token.
     pub api_key: Option<ApiKeyId>,
-    /// Whether it may resume a registration without a key, made before there were any. Not with a key that is restricted to queues.
-    pub may_adopt: bool,
+    /// Hash of its session token, unless it resumes a registration with another token.
+    pub token: KeyHash,
+    /// Hash of the session token that it sent to resume a registration.
+    pub presented_token: Option<KeyHash>,
     /// When it is declared lost unless it calls again. `None` if a connection shows that it is alive.
     pub deadline: Option<Timestamp>,
 }
@@ -99,6 +104,8 @@ pub struct WorkerAdmitted {
     pub was: Option<WorkerState>,
     /// Its jobs in flight, oldest run first.
     pub jobs: Vec<ResumedJob>,
+    /// Hash of its session token: that of the entry, or the one it presented.
+    pub token: KeyHash,
 }
 
 /// A job that a worker already had when it connected.
@@ -111,17 +118,26 @@ pub struct ResumedJob {
     pub started_at: Option<Timestamp>,
 }
 
-/// Fails if the caller may not resume a registration: it belongs to another API key, or is a process of a pool.
-pub fn check_owner(owner: Option<Uuid>, kind: WorkerKind, entry: &WorkerEntry) -> Result<()> {
-    let owner = owner.map(ApiKeyId);
-    let may_adopt = entry.may_adopt && owner.is_none() && kind != WorkerKind::Pool;
-    if owner == entry.api_key || may_adopt {
-        return Ok(());
+/// Who a live registration belongs to, and until when it waits for its worker.
+pub struct RegistrationOwner {
+    pub api_key: Option<Uuid>,
+    pub token: Vec<u8>,
+    pub deadline: Option<i64>,
+}
+
+impl RegistrationOwner {
+    /// Returns the hash of the session token that the registration has from now on.
+    ///
+    /// Fails unless the caller sent its token or, without a token, uses the API key that registered it.
+    pub fn admit(&self, entry: &WorkerEntry) -> Result<KeyHash> {
+        let stored = <[u8; 32]>::try_from(self.token.as_slice()).ok().map(KeyHash);
+        let has_its_key = entry.api_key.is_some() && entry.api_key == self.api_key.map(ApiKeyId);
+        match (&entry.presented_token, &stored) {
+            (Some(presented), Some(stored)) if presented.matches(stored) => Ok(*presented),
+            (None, _) if has_its_key => Ok(entry.token),
+            _ => Err(StoreError::WorkerActive { deadline: self.deadline.map(Timestamp::from_ms) }),
+        }
     }
-    Err(StoreError::Conflict {
-        message: format!("worker \"{}\" belongs to another API key; choose another workerId", entry.key),
-        existing_job: None,
-    })
 }
 
 impl ResumedJob {

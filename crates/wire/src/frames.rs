@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use faena_domain::{JobId, Progress, Run, Timestamp};
+use faena_domain::{JobId, Progress, Run, SecretText, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -28,8 +28,12 @@ pub struct WorkerFrame<'a> {
     pub queues: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<u32>,
-    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
-    pub token: Option<Cow<'a, str>>,
+    /// An API key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<SecretText>,
+    /// Token from the first `registered` frame. Resumes that registration with its jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_token: Option<SecretText>,
     /// Whether the worker reports `started`; otherwise a job counts as started when it is delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reports_starts: Option<bool>,
@@ -68,7 +72,7 @@ pub struct WorkerFrame<'a> {
 
 impl WorkerFrame<'_> {
     /// Names of all fields in JSON.
-    pub const FIELDS: [&'static str; 19] = [
+    pub const FIELDS: [&'static str; 20] = [
         "type",
         "workerId",
         "name",
@@ -76,6 +80,7 @@ impl WorkerFrame<'_> {
         "queues",
         "concurrency",
         "token",
+        "sessionToken",
         "reportsStarts",
         "inFlight",
         "jobId",
@@ -111,6 +116,9 @@ pub struct ServerFrame<'a> {
     // registered
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<Cow<'a, str>>,
+    /// What the worker needs to resume this registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_token: Option<SecretText>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat_interval_ms: Option<u64>,
     /// Whether an earlier registration, with its jobs, was resumed.
@@ -234,7 +242,8 @@ mod tests {
             capabilities: Some(Vec::new()),
             queues: Some(Vec::new()),
             concurrency: Some(1),
-            token: Some("".into()),
+            token: Some(String::new().into()),
+            session_token: Some(String::new().into()),
             reports_starts: Some(true),
             in_flight: Some(Vec::new()),
             job_id: Some(JobId::new()),

@@ -9,13 +9,26 @@ pub mod metrics;
 pub mod v1 {
     tonic::include_proto!("faena.v1");
 
+    // The derived implementations would show the API key and the session token.
+    impl std::fmt::Debug for Register {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("Register").field("worker_id", &self.worker_id).finish_non_exhaustive()
+        }
+    }
+
+    impl std::fmt::Debug for Registered {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("Registered").field("worker_id", &self.worker_id).finish_non_exhaustive()
+        }
+    }
+
     /// Descriptors of all files, for server reflection.
     pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/faena_descriptor.bin"));
 }
 
 use faena_domain::{
     ApiKey, AuditRow, BulkId, ErrorCode, ErrorReason, Fairness, FieldError, JobId, JobState, JobView, Pause, Priority,
-    Rate, ScheduleId, Timestamp, WebhookView, WorkerView,
+    Rate, ScheduleId, SecretText, Timestamp, WebhookView, WorkerView,
     schedule::{ScheduleView, ScheduledRun, TickRow},
 };
 use schemars::JsonSchema;
@@ -453,6 +466,8 @@ pub struct Triggered {
 #[serde(rename_all = "camelCase")]
 pub struct Registered {
     pub worker_id: String,
+    /// Needed in the header `X-Session-Token` of every further call, and to register again under this id.
+    pub session_token: SecretText,
     pub heartbeat_interval_ms: u64,
     pub resumed: bool,
 }

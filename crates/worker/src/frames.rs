@@ -2,7 +2,7 @@
 //!
 //! One flat struct per direction: a tagged enum would buffer every frame and could not keep payloads and results unchanged.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -44,7 +44,10 @@ pub(crate) struct WorkerFrame<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub token: Option<&'a str>,
+    pub token: Option<Secret<'a>>,
+    /// Resumes the registration that it was received for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session_token: Option<Secret<'a>>,
     /// The runs that this worker still works on. The server reassigns all other jobs of the worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<Vec<RunKey>>,
@@ -87,6 +90,7 @@ impl WorkerFrame<'_> {
             queues: None,
             concurrency: None,
             token: None,
+            session_token: None,
             in_flight: None,
             job_id: None,
             run: None,
@@ -99,6 +103,17 @@ impl WorkerFrame<'_> {
             retryable: None,
             retry_after_ms: None,
         }
+    }
+}
+
+/// A secret in a frame. `Debug` hides it.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Secret<'a>(#[serde(borrow)] pub Cow<'a, str>);
+
+impl fmt::Debug for Secret<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"…\"")
     }
 }
 
@@ -155,6 +170,8 @@ pub(crate) struct ServerFrame<'a> {
     // registered
     #[serde(default, borrow)]
     pub worker_id: Option<Cow<'a, str>>,
+    #[serde(default, borrow)]
+    pub session_token: Option<Secret<'a>>,
     pub heartbeat_interval_ms: Option<u64>,
     /// Whether the server still knows this worker and its runs.
     pub resumed: Option<bool>,
@@ -224,6 +241,21 @@ pub(crate) struct StepFrame<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn debug_output_hides_the_tokens() {
+        let text = r#"{"type":"registered","workerId":"w","sessionToken":"fst_secret"}"#;
+        let frame: ServerFrame<'_> = serde_json::from_str(text).expect("a frame");
+        assert_eq!(frame.session_token.as_ref().map(|token| &*token.0), Some("fst_secret"));
+        assert!(!format!("{frame:?}").contains("fst_secret"));
+        let secret = |text| Some(Secret(Cow::Borrowed(text)));
+        let frame = WorkerFrame {
+            token: secret("fna_secret"),
+            session_token: secret("fst_secret"),
+            ..WorkerFrame::new(WorkerFrameKind::Register)
+        };
+        assert!(!format!("{frame:?}").contains("secret\""), "{frame:?}");
+    }
 
     #[test]
     fn a_frame_of_a_newer_server_is_read_and_ignored() {

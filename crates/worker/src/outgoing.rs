@@ -1,24 +1,31 @@
 //! Writes the frames that a worker sends.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use serde_json::value::RawValue;
 use tokio_tungstenite::tungstenite::Utf8Bytes;
 
 use crate::{
     JobError, Progress,
-    frames::{RunKey, WorkerFrame, WorkerFrameKind},
+    frames::{RunKey, Secret, WorkerFrame, WorkerFrameKind},
     settings::Settings,
 };
 
-pub(crate) fn register(settings: &Settings, worker_id: &str, in_flight: Vec<RunKey>) -> Utf8Bytes {
+pub(crate) fn register(
+    settings: &Settings,
+    worker_id: &str,
+    session_token: Option<&str>,
+    in_flight: Vec<RunKey>,
+) -> Utf8Bytes {
+    let secret = |text| Secret(Cow::Borrowed(text));
     encode(&WorkerFrame {
         worker_id: Some(worker_id),
         name: settings.name.as_deref(),
         capabilities: Some(settings.handlers.names()),
         queues: (!settings.queues.is_empty()).then_some(&settings.queues),
         concurrency: Some(settings.concurrency),
-        token: settings.address.token(),
+        token: settings.address.token().map(secret),
+        session_token: session_token.map(secret),
         in_flight: Some(in_flight),
         ..WorkerFrame::new(WorkerFrameKind::Register)
     })

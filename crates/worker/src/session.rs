@@ -34,6 +34,8 @@ pub(crate) struct Session {
     pub(crate) reports: PendingReports<StepAck>,
     messages: mpsc::Sender<HandlerMessage>,
     worker_id: String,
+    /// Lets this worker resume its registration, with its jobs.
+    session_token: Option<String>,
     /// Frames to send, in this order. Cleared when the connection is lost: reports are kept in `reports`.
     pub(crate) outbox: VecDeque<Utf8Bytes>,
     /// Progress and log lines that handlers wrote while there was no connection.
@@ -66,6 +68,7 @@ impl Session {
     pub fn new(settings: Arc<Settings>, messages: mpsc::Sender<HandlerMessage>) -> Session {
         Session {
             worker_id: settings.worker_id.clone(),
+            session_token: settings.session_token.clone(),
             runs: Runs::new(settings.handlers.clone(), settings.handler_runtime.clone(), messages.clone()),
             settings,
             phase: Phase::Working,
@@ -85,7 +88,8 @@ impl Session {
         let in_flight = self.runs.in_flight().chain(self.reports.finished_runs()).collect();
         self.close_reason = None;
         self.outbox.clear();
-        self.outbox.push_back(outgoing::register(&self.settings, &self.worker_id, in_flight));
+        let token = self.session_token.as_deref();
+        self.outbox.push_back(outgoing::register(&self.settings, &self.worker_id, token, in_flight));
     }
 
     pub fn on_disconnected(&mut self) {
@@ -142,6 +146,9 @@ impl Session {
         tracing::info!(url = ?self.settings.address, worker, types = types.join(","), "connected, waiting for jobs");
         if let Some(id) = frame.worker_id.as_deref().filter(|id| *id != self.worker_id) {
             self.worker_id = id.to_owned();
+        }
+        if let Some(token) = &frame.session_token {
+            self.session_token = Some(token.0.to_string());
         }
         if frame.resumed != Some(true) {
             for key in self.runs.all() {

@@ -25,7 +25,7 @@ const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Receives jobs from a server and runs their handlers.
 ///
 /// Settings that are not set come from the environment: `FAENA_URL`, and `FAENA_WORKER_TOKEN` or `FAENA_TOKEN`. A worker pool of
-/// the server also sets `FAENA_WORKER_ID` and `FAENA_EPHEMERAL` for the processes it starts.
+/// the server also sets `FAENA_WORKER_ID`, `FAENA_SESSION_TOKEN` and `FAENA_EPHEMERAL` for the processes it starts.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), faena::Error> {
@@ -45,6 +45,7 @@ pub struct Worker {
     url: Option<String>,
     token: Option<String>,
     worker_id: Option<String>,
+    session_token: Option<String>,
     name: Option<String>,
     concurrency: u32,
     queues: Vec<String>,
@@ -66,6 +67,7 @@ impl Worker {
             url: None,
             token: env("FAENA_WORKER_TOKEN").or_else(|| env("FAENA_TOKEN")),
             worker_id: env("FAENA_WORKER_ID"),
+            session_token: env("FAENA_SESSION_TOKEN"),
             name: None,
             concurrency: DEFAULT_CONCURRENCY,
             queues: Vec::new(),
@@ -218,6 +220,7 @@ impl Worker {
         Ok(Settings {
             address: Address::new(self.url, self.token)?,
             worker_id: self.worker_id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string()),
+            session_token: self.session_token,
             name: self.name,
             concurrency: if self.ephemeral { 1 } else { self.concurrency },
             queues: self.queues,

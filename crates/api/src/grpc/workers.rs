@@ -2,9 +2,9 @@
 
 use std::{pin::Pin, time::Duration};
 
-use faena_domain::{ErrorCode, Progress, Timestamp};
+use faena_domain::{ErrorCode, Progress, SecretText, Timestamp};
 use faena_engine::workers::{
-    CloseReason, Connection, Delivery, Registration, Rejection, ReportKind, Transport, WorkerCaller, WorkerCommand,
+    CloseReason, Connection, Delivery, Registration, Rejection, ReportKind, Transport, WorkerCommand,
 };
 use faena_wire::v1::{
     Ack, CancelRun, ConnectRequest, ConnectResponse, Drain, Error, Heartbeat, JobDelivery, Register, Registered,
@@ -79,9 +79,9 @@ async fn register(
     let Some(Incoming::Register(message)) = first.and_then(|message| message.message) else {
         return Err(Status::invalid_argument("the first message must be register"));
     };
-    let token = message.token.clone().filter(|token| !token.is_empty());
+    let token = message.token.clone().filter(|token| !token.is_empty()).map(SecretText::from);
     let registration = registration(message).map_err(|rejection| Status::from(ApiError::from(rejection)))?;
-    let registration = access::authorize_registration(api, caller, registration, token.as_deref())?;
+    let registration = access::authorize_registration(api, caller, registration, token.as_ref())?;
     let connected = api.engine.register_worker(registration, Transport::Grpc, Timestamp::now()).await;
     let connection = connected.map_err(|error| Status::from(ApiError::from(error)))?;
     let heartbeat_ms = u64::try_from(api.engine.config.worker_heartbeat.as_millis()).unwrap_or(u64::MAX);
@@ -89,6 +89,7 @@ async fn register(
         worker_id: connection.worker.key.clone(),
         heartbeat_interval: Some(convert::duration(heartbeat_ms)),
         resumed: connection.resumed,
+        session_token: connection.session_token.reveal().to_owned(),
     };
     send(sender, Outgoing::Registered(registered)).await;
     Ok(connection)
@@ -104,12 +105,13 @@ fn registration(message: Register) -> Result<Registration, Rejection> {
     }
     Ok(Registration {
         worker_id: message.worker_id,
+        session_token: message.session_token.filter(|token| !token.is_empty()).map(SecretText::from),
         name: message.name,
         capabilities: message.capabilities,
         queues: message.queues,
         concurrency: message.concurrency,
         reports_starts: message.reports_starts,
-        caller: WorkerCaller::default(),
+        api_key: None,
         in_flight: in_flight.flatten(),
     })
 }
@@ -219,6 +221,9 @@ fn decode(message: ConnectRequest, max_bytes: usize) -> Result<WorkerMessage, Re
         }
     };
     let job_id = job_id.parse().map_err(|_| invalid("job_id: must be a UUID"))?;
+    if run.is_none() {
+        return Err(invalid("run: is required; it is in the delivered job"));
+    }
     report::new(Some(job_id), run, kind).map(WorkerMessage::Report)
 }
 

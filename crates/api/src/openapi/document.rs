@@ -152,7 +152,7 @@ fn describe_parameter(parameter: &Parameter) -> Value {
     let is_list = schema["type"] == "array";
     let mut described = json!({"name": parameter.name, "in": parameter.location, "schema": schema});
     described["description"] = description.unwrap_or_default();
-    if parameter.location == "path" {
+    if parameter.is_required {
         described["required"] = json!(true);
     }
     if is_list {

@@ -120,6 +120,7 @@ pub struct Parameter {
     /// `path`, `query` or `header`.
     pub location: &'static str,
     pub schema: Value,
+    pub is_required: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -203,8 +204,14 @@ impl Operation {
         self.parameter("header", name, about(schema, description))
     }
 
+    pub fn required_header(mut self, name: &'static str, schema: Value, description: &str) -> Operation {
+        let schema = about(schema, description);
+        self.parameters.push(Parameter { name, location: "header", schema, is_required: true });
+        self
+    }
+
     fn parameter(mut self, location: &'static str, name: &'static str, schema: Value) -> Operation {
-        self.parameters.push(Parameter { name, location, schema });
+        self.parameters.push(Parameter { name, location, schema, is_required: location == "path" });
         self
     }
 

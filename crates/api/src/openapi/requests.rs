@@ -260,6 +260,10 @@ pub fn registration(_: &JobLimits) -> Value {
             "workerId",
             about(text(100), "One per start of the process, the same after a reconnect. Default: a new id."),
         )
+        .optional(
+            "sessionToken",
+            about(text(100), "Token of an earlier registration under this id, which it resumes with its jobs."),
+        )
         .optional("name", text(255))
         .optional("queues", about(names(0), "Default: all queues that the key permits."))
         .optional("concurrency", with_default(about(integer(1, 10_000), "Jobs at the same time."), 1))
@@ -279,7 +283,7 @@ pub fn claim(_: &JobLimits) -> Value {
 fn report() -> Object {
     let run = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
     Object::new()
-        .optional("run", about(run, "Run number from the claim. A report for another run is rejected with 409."))
+        .required("run", about(run, "Run number from the claim. A report for another run is rejected with 409."))
 }
 
 pub fn report_without_fields(_: &JobLimits) -> Value {

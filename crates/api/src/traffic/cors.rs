@@ -31,7 +31,7 @@ pub enum Allowed {
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PATCH, DELETE");
 const REQUEST_HEADERS: HeaderValue = HeaderValue::from_static(
     "Authorization, Content-Encoding, Content-Type, Idempotency-Key, Last-Event-ID, Traceparent, Tracestate, X-Api-Key, \
-     X-Correlation-Id, X-Request-Id",
+     X-Correlation-Id, X-Request-Id, X-Session-Token",
 );
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(
     "Location, RateLimit, RateLimit-Policy, Retry-After, X-Correlation-Id, X-Request-Id, X-Response-Time",

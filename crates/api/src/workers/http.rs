@@ -13,17 +13,17 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use faena_domain::{Progress, Timestamp, parse::Fields};
+use faena_domain::{Progress, Run, SecretText, Timestamp, parse::Fields};
 use faena_engine::{
     EngineError,
-    workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCaller, WorkerCommand},
+    workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCommand},
 };
 use faena_wire::{
     Registered, Reported, Success,
     frames::{JobToStop, WorkerNotices},
 };
 
-use super::{encode, report, rest::unknown};
+use super::{encode, report, rest::unknown, session_token::SessionToken};
 use crate::{
     Api, ApiError, ApiResult, access, context,
     request::{Segment, finish, optional_fields, parse_job_id, read_body},
@@ -37,28 +37,35 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
     let mut fields = optional_fields(&api, &body)?;
     let registration = Registration {
         worker_id: fields.text("workerId"),
+        session_token: fields.text("sessionToken").map(SecretText::from),
         name: fields.text("name"),
         capabilities: fields.list("capabilities", "a list of job types"),
         queues: fields.list("queues", "a list of queues"),
         concurrency: fields.take("concurrency", "a non-negative integer"),
         reports_starts: fields.take("reportsStarts", "true or false").unwrap_or(false),
-        caller: WorkerCaller::default(),
+        api_key: None,
         in_flight: None,
     };
     // Every other call has its key in the header, so this one may have it there too.
-    let token: Option<String> = fields.text("token");
+    let token = fields.text("token").map(SecretText::from);
     finish(fields)?;
-    let registration = access::authorize_registration(&api, &context::caller(), registration, token.as_deref())?;
+    let registration = access::authorize_registration(&api, &context::caller(), registration, token.as_ref())?;
     let connection = api.engine.register_worker(registration, Transport::Http, Timestamp::now()).await?;
     let registered = Registered {
         worker_id: connection.worker.key.clone(),
         heartbeat_interval_ms: u64::try_from(api.engine.config.worker_heartbeat.as_millis()).unwrap_or(u64::MAX),
         resumed: connection.resumed,
+        session_token: connection.session_token,
     };
     Ok((StatusCode::CREATED, Json(registered)).into_response())
 }
 
-pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) -> ApiResult<Response> {
+pub async fn claim(
+    State(api): State<Api>,
+    Segment(key): Segment,
+    token: SessionToken,
+    body: Body,
+) -> ApiResult<Response> {
     let body = read_body(&api, body).await?;
     let mut fields = optional_fields(&api, &body)?;
     let max = fields.number("max").map(|max| usize::try_from(max).unwrap_or(usize::MAX));
@@ -70,7 +77,7 @@ pub async fn claim(State(api): State<Api>, Segment(key): Segment, body: Body) ->
         fields.reject("waitMs", format!("must be at most {MAX_WAIT_MS}"));
     }
     finish(fields)?;
-    let worker = find_worker(&api, &key).await?;
+    let worker = find_worker(&api, &key, token).await?;
     let mut commands = worker.drain_commands();
     if commands.is_empty() && api.engine.is_stopping() {
         return Err(EngineError::Stopping.into());
@@ -120,8 +127,12 @@ async fn wait_for_commands(
     commands
 }
 
-pub async fn heartbeat(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<WorkerNotices>> {
-    let worker = find_worker(&api, &key).await?;
+pub async fn heartbeat(
+    State(api): State<Api>,
+    Segment(key): Segment,
+    token: SessionToken,
+) -> ApiResult<Json<WorkerNotices>> {
+    let worker = find_worker(&api, &key, token).await?;
     worker.drain_control_commands();
     Ok(Json(notices(&worker)))
 }
@@ -149,21 +160,33 @@ type ReportPath = Result<Path<(String, String)>, PathRejection>;
 type ReportFuture = Pin<Box<dyn Future<Output = ApiResult<Json<Reported>>> + Send>>;
 
 /// Returns the handler of the report `name`.
-pub fn report(name: &'static str) -> impl Fn(State<Api>, ReportPath, Body) -> ReportFuture + Clone + Send + 'static {
-    move |State(api), path, body| Box::pin(handle_report(api, name, path, body))
+pub fn report(
+    name: &'static str,
+) -> impl Fn(State<Api>, ReportPath, SessionToken, Body) -> ReportFuture + Clone + Send + 'static {
+    move |State(api), path, token, body| Box::pin(handle_report(api, name, path, token, body))
 }
 
-async fn handle_report(api: Api, name: &'static str, path: ReportPath, body: Body) -> ApiResult<Json<Reported>> {
+async fn handle_report(
+    api: Api,
+    name: &'static str,
+    path: ReportPath,
+    token: SessionToken,
+    body: Body,
+) -> ApiResult<Json<Reported>> {
     let Path((key, job)) = path.map_err(|_| ApiError::invalid_field("path", "must be UTF-8"))?;
     let job_id = parse_job_id(&job)?;
     let body = read_body(&api, body).await?;
     let mut fields = optional_fields(&api, &body)?;
-    let run = fields.take("run", "a whole number");
+    // Between two calls nothing ties a report to the claim that it is about.
+    if !fields.is_present("run") {
+        fields.reject("run", "is required; it is in the claimed job");
+    }
+    let run: Option<Run> = fields.take("run", "a whole number");
     let kind = parse_kind(name, &mut fields);
     // Names every bad field; what is wrong with the report as a whole comes second.
     finish(fields)?;
     let kind = kind?;
-    let worker = find_worker(&api, &key).await?;
+    let worker = find_worker(&api, &key, token).await?;
     api.engine.reports.handler.handle_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
     Ok(Json(Reported { ok: true }))
 }
@@ -194,14 +217,13 @@ fn parse_kind(name: &str, fields: &mut Fields) -> ApiResult<ReportKind> {
 }
 
 /// Ends a worker's registration. Its jobs return to their queues without using an attempt.
-pub async fn leave(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<Success>> {
-    let worker = find_worker(&api, &key).await?;
+pub async fn leave(State(api): State<Api>, Segment(key): Segment, token: SessionToken) -> ApiResult<Json<Success>> {
+    let worker = find_worker(&api, &key, token).await?;
     api.engine.deregister_worker(&worker, "the worker has left", Timestamp::now()).await;
     Ok(Json(Success { success: true }))
 }
 
-async fn find_worker(api: &Api, key: &str) -> ApiResult<Arc<ConnectedWorker>> {
-    let worker =
-        api.engine.find_polling_worker(key, access::worker_caller(&context::access()?), Timestamp::now()).await?;
+async fn find_worker(api: &Api, key: &str, SessionToken(token): SessionToken) -> ApiResult<Arc<ConnectedWorker>> {
+    let worker = api.engine.find_polling_worker(key, token, context::access()?.key(), Timestamp::now()).await?;
     worker.ok_or_else(|| unknown(key))
 }

@@ -8,4 +8,5 @@ mod message_budget;
 pub mod rest;
 pub mod report;
 pub mod session;
+pub mod session_token;
 pub mod websocket;

@@ -6,7 +6,7 @@
 
 use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
-use faena_domain::{ErrorCode, Timestamp};
+use faena_domain::{ErrorCode, SecretText, Timestamp};
 use faena_engine::workers::{CloseReason, ConnectedWorker, Registration, Rejection, Report, ReportKind, WorkerCommand};
 use futures_util::FutureExt;
 
@@ -28,7 +28,7 @@ const INVALID_MESSAGE_COST: f64 = 10.0;
 /// Message from a worker.
 pub enum WorkerMessage {
     /// With the API key, if it is in the message.
-    Register(Registration, Option<String>),
+    Register(Registration, Option<SecretText>),
     Report(Report),
     Heartbeat,
     Drain,

@@ -13,7 +13,7 @@ use axum::{
 use faena_domain::{ErrorCode, Timestamp};
 use faena_engine::{
     EngineError,
-    workers::{CloseReason, Connection, Registration, Rejection, ReportKind, Transport, WorkerCaller, WorkerCommand},
+    workers::{CloseReason, Connection, Registration, Rejection, ReportKind, Transport, WorkerCommand},
 };
 use faena_wire::frames::WorkerFrame;
 use futures_util::{SinkExt, StreamExt};
@@ -92,7 +92,7 @@ async fn register(api: &Api, caller: &Caller, socket: &mut WebSocket, meter: &Re
         };
         let registration = message.and_then(|message| match message {
             WorkerMessage::Register(registration, token) => {
-                let authorized = access::authorize_registration(api, caller, registration, token.as_deref());
+                let authorized = access::authorize_registration(api, caller, registration, token.as_ref());
                 authorized.map_err(|error| Rejection::new(error.code, error.message))
             }
             _ => Err(invalid("the first frame must be register")),
@@ -159,7 +159,11 @@ fn registered(api: &Api, connection: &Connection) -> String {
     let id = serde_json::to_string(&connection.worker.key).expect("a string is JSON");
     let interval_ms = api.engine.config.worker_heartbeat.as_millis();
     let resumed = connection.resumed;
-    format!("{{\"type\":\"registered\",\"workerId\":{id},\"heartbeatIntervalMs\":{interval_ms},\"resumed\":{resumed}}}")
+    let token = serde_json::to_string(&connection.session_token).expect("a string is JSON");
+    format!(
+        "{{\"type\":\"registered\",\"workerId\":{id},\"sessionToken\":{token},\"heartbeatIntervalMs\":{interval_ms},\
+         \"resumed\":{resumed}}}"
+    )
 }
 
 fn invalid(message: impl Into<String>) -> Rejection {
@@ -278,7 +282,7 @@ fn parse(text: &str) -> Result<WorkerMessage, Rejection> {
         "drain" => return Ok(WorkerMessage::Drain),
         "leave" => return Ok(WorkerMessage::Leave),
         "register" => {
-            let token = frame.token.as_deref().filter(|token| !token.is_empty()).map(str::to_owned);
+            let token = frame.token.clone().filter(|token| !token.reveal().is_empty());
             return Ok(WorkerMessage::Register(registration(frame), token));
         }
         "started" => ReportKind::Started,
@@ -314,12 +318,13 @@ fn explain(text: &str, error: &serde_json::Error) -> String {
 fn registration(frame: WorkerFrame<'_>) -> Registration {
     Registration {
         worker_id: frame.worker_id.map(Into::into),
+        session_token: frame.session_token.filter(|token| !token.reveal().is_empty()),
         name: frame.name.map(Into::into),
         capabilities: frame.capabilities.unwrap_or_default(),
         queues: frame.queues.unwrap_or_default(),
         concurrency: frame.concurrency,
         reports_starts: frame.reports_starts.unwrap_or(false),
-        caller: WorkerCaller::default(),
+        api_key: None,
         in_flight: frame.in_flight.map(|runs| runs.into_iter().map(|run| (run.job_id, run.run)).collect()),
     }
 }
@@ -402,6 +407,7 @@ mod tests {
         "queues",
         "concurrency",
         "token",
+        "sessionToken",
         "reportsStarts",
         "inFlight",
         "jobId",

@@ -236,6 +236,24 @@ impl TwoQueues {
         (response.status.as_u16(), json)
     }
 
+    /// Calls as a worker, with the session token of the answer to its registration.
+    async fn call_worker(
+        &self,
+        key: &ApiKeyText,
+        registered: &serde_json::Value,
+        path: &str,
+        body: serde_json::Value,
+    ) -> (u16, serde_json::Value) {
+        let path = format!("/api/v1/workers/{}{path}", registered["workerId"].as_str().unwrap());
+        let mut request = Request::builder().method("POST").uri(path).header("x-api-key", key.reveal());
+        if let Some(token) = registered["sessionToken"].as_str() {
+            request = request.header("x-session-token", token);
+        }
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let response = self.app.send(request.body(Body::from(body)).unwrap()).await;
+        (response.status.as_u16(), response.json())
+    }
+
     /// Submits a job with the admin key and returns its id.
     pub async fn job(&self, queue: &str) -> String {
         let body = json!({"type": "someone.elses", "queue": queue, "correlationId": "both"});
@@ -394,44 +412,50 @@ async fn a_restricted_key_is_refused_what_is_about_all_queues() {
 }
 
 #[tokio::test]
-async fn a_worker_belongs_to_its_key_and_gets_jobs_of_its_queues_only() {
+async fn a_worker_gets_jobs_of_the_queues_of_its_key_only() {
     let queues = TwoQueues::start().await;
     let (_, other) = (queues.job("other").await, queues.job("other").await);
     let mine = queues.job("mail").await;
     let worker = json!({"workerId": "w", "capabilities": ["someone.elses"]});
     let elsewhere = json!({"workerId": "x", "capabilities": ["*"], "queues": ["other"]});
     assert_eq!(queues.status("POST", "/api/v1/workers/register", elsewhere).await, 403);
-    assert_eq!(queues.status("POST", "/api/v1/workers/register", worker.clone()).await, 201);
+    let (status, registered) = queues.call(&queues.mail, "POST", "/api/v1/workers/register", worker).await;
+    assert_eq!(status, 201, "{registered}");
     let claim = json!({"max": 10, "waitMs": 2000});
-    let (_, claimed) = queues.call(&queues.mail, "POST", "/api/v1/workers/w/claim", claim.clone()).await;
+    let (status, claimed) = queues.call_worker(&queues.mail, &registered, "/claim", claim).await;
+    assert_eq!(status, 200, "{claimed}");
     let ids: Vec<_> = claimed["jobs"].as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
     assert_eq!(ids, [json!(mine)], "{claimed}, not {other}");
-
-    let second = key(&queues.app, &[KeyScope::Worker], None).await;
-    let (status, answer) = queues.call(&second, "POST", "/api/v1/workers/register", worker).await;
-    assert_eq!(status, 409, "{answer}");
-    assert_eq!(queues.call(&second, "POST", "/api/v1/workers/w/claim", claim).await.0, 409);
-    assert_eq!(queues.call(&second, "POST", "/api/v1/workers/w/heartbeat", json!(null)).await.0, 409);
-    let complete = format!("/api/v1/workers/w/jobs/{mine}/complete");
-    assert_eq!(queues.call(&second, "POST", &complete, json!({})).await.0, 409);
-    assert_eq!(queues.call(&queues.mail, "POST", &complete, json!({})).await.0, 200);
 }
 
+/// The session token proves which worker calls; the API key that registered it may resume it without the token.
 #[tokio::test]
-async fn a_restricted_key_cannot_take_over_a_worker_without_a_key() {
-    let app = App::start().await;
-    let worker = json!({"workerId": "old", "capabilities": ["*"]}).to_string();
-    assert_eq!(app.post("/api/v1/workers/register", worker).await.status, 201, "before there are keys");
-    let app = TwoQueues {
-        mail: key(&app, &[KeyScope::Worker], Some(&["mail"])).await,
-        admin: key(&app, &[KeyScope::Admin], None).await,
-        app,
-    };
-    app.job("other").await;
-    let claim = json!({"max": 10, "waitMs": 1});
-    assert_eq!(app.status("POST", "/api/v1/workers/old/claim", claim.clone()).await, 409);
-    let (status, claimed) = app.call(&app.admin, "POST", "/api/v1/workers/old/claim", claim).await;
-    assert_eq!(status, 200, "a key for all queues may adopt it: {claimed}");
+async fn a_worker_is_used_with_its_session_token_and_resumed_with_its_key() {
+    let queues = TwoQueues::start().await;
+    let mine = queues.job("mail").await;
+    let worker = json!({"workerId": "w", "capabilities": ["someone.elses"]});
+    let register = "/api/v1/workers/register";
+    let (_, registered) = queues.call(&queues.mail, "POST", register, worker.clone()).await;
+    let (_, claimed) = queues.call_worker(&queues.mail, &registered, "/claim", json!({"waitMs": 2000})).await;
+    let second = key(&queues.app, &[KeyScope::Worker], None).await;
+    let (status, answer) = queues.call(&second, "POST", register, worker.clone()).await;
+    assert_eq!((status, &answer["error"]["code"]), (409, &json!("CONFLICT")), "{answer}");
+    let complete = format!("/jobs/{mine}/complete");
+    let body = json!({"run": claimed["jobs"][0]["run"]});
+    let (wrong, none) = (json!({"workerId": "w", "sessionToken": "fst_wrong"}), json!({"workerId": "w"}));
+    for key in [&queues.mail, &second] {
+        for (path, body) in [("/claim", json!({})), ("/heartbeat", json!(null)), (&*complete, body.clone())] {
+            assert_eq!(queues.call_worker(key, &none, path, body.clone()).await.0, 401, "{path} without a token");
+            assert_eq!(queues.call_worker(key, &wrong, path, body).await.0, 403, "{path} with a wrong token");
+        }
+    }
+    let (status, resumed) = queues.call(&queues.mail, "POST", register, worker).await;
+    assert_eq!((status, &resumed["resumed"]), (201, &json!(true)), "{resumed}");
+    assert_eq!(queues.call_worker(&second, &registered, "/heartbeat", json!(null)).await.0, 403, "it was replaced");
+    let (status, answer) = queues.call_worker(&second, &resumed, &complete, body).await;
+    assert_eq!(status, 200, "the token is enough: {answer}");
+    let (_, shown) = queues.call(&queues.admin, "GET", "/api/v1/workers/w", json!(null)).await;
+    assert!(!shown.to_string().contains("fst_") && shown["sessionToken"].is_null(), "{shown}");
 }
 
 #[tokio::test]

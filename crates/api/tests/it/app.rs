@@ -156,6 +156,26 @@ impl App {
         self.send(Request::builder().method(method).uri(path).body(body.into()).unwrap()).await
     }
 
+    /// Sends a request of a worker with its session token.
+    pub async fn call_as(&self, token: &str, method: &str, path: &str, body: impl Into<Body>) -> TestResponse {
+        let request = Request::builder().method(method).uri(path).header("x-session-token", token);
+        self.send(request.body(body.into()).unwrap()).await
+    }
+
+    /// Registers a worker over plain HTTP and returns its session token.
+    pub async fn register(&self, worker: Value) -> String {
+        let response = self.post("/api/v1/workers/register", worker.to_string()).await;
+        assert_eq!(response.status, StatusCode::CREATED, "{}", response.text);
+        response.json()["sessionToken"].as_str().unwrap().to_owned()
+    }
+
+    /// Claims one job as a worker, and returns its run.
+    pub async fn claim(&self, token: &str, worker: &str) -> i64 {
+        let path = format!("/api/v1/workers/{worker}/claim");
+        let claimed = self.call_as(token, "POST", &path, r#"{"max": 1, "waitMs": 5000}"#).await;
+        claimed.json()["jobs"][0]["run"].as_i64().unwrap_or_else(|| panic!("no job: {}", claimed.text))
+    }
+
     pub async fn get(&self, path: &str) -> TestResponse {
         self.call("GET", path, "").await
     }

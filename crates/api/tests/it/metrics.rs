@@ -148,9 +148,9 @@ async fn the_metrics_of_jobs_move_with_their_jobs() {
 async fn jobs_in_flight_are_shown_in_their_states() {
     let app = App::start().await;
     let worker = json!({"workerId": "w", "capabilities": ["greet"], "concurrency": 5, "reportsStarts": true});
-    assert_eq!(app.post("/api/v1/workers/register", worker.to_string()).await.status, 201);
+    let token = app.register(worker).await;
     let id = app.create(r#"{"name": "greet"}"#).await;
-    app.post("/api/v1/workers/w/claim", r#"{"max": 1, "waitMs": 5000}"#).await;
+    let run = json!({"run": app.claim(&token, "w").await}).to_string();
     wait_for(
         &app,
         &[
@@ -167,11 +167,11 @@ async fn jobs_in_flight_are_shown_in_their_states() {
         ],
     )
     .await;
-    app.post(&format!("/api/v1/workers/w/jobs/{id}/started"), "{}").await;
-    app.post(&format!("/api/v1/workers/w/jobs/{id}/progress"), r#"{"percentage": 5}"#).await;
+    let started = app.call_as(&token, "POST", &format!("/api/v1/workers/w/jobs/{id}/started"), run.clone()).await;
+    assert_eq!(started.status, 200, "{}", started.text);
     wait_for(&app, &[(r#"jobs_in_state{state="ASSIGNED"}"#, 0.0), (r#"jobs_in_state{state="PROCESSING"}"#, 1.0)]).await;
-    app.post(&format!("/api/v1/workers/w/jobs/{id}/complete"), "{}").await;
-    assert_eq!(app.call("DELETE", "/api/v1/workers/w", "").await.status, 200);
+    app.call_as(&token, "POST", &format!("/api/v1/workers/w/jobs/{id}/complete"), run).await;
+    assert_eq!(app.call_as(&token, "DELETE", "/api/v1/workers/w", "").await.status, 200);
     wait_for(
         &app,
         &[
@@ -327,12 +327,12 @@ async fn one_of_two_nodes_exports_the_figures_of_the_database_with_services() {
 async fn failures_of_workers_and_actions_of_the_guardian_are_counted() {
     let app = App::start().await;
     let worker = json!({"workerId": "w", "capabilities": ["greet"]});
-    assert_eq!(app.post("/api/v1/workers/register", worker.to_string()).await.status, 201);
+    let token = app.register(worker).await;
     let id = app.create(r#"{"name": "greet"}"#).await;
-    app.post("/api/v1/workers/w/claim", r#"{"max": 1, "waitMs": 5000}"#).await;
-    let complete = app.post(&format!("/api/v1/workers/w/jobs/{id}/complete"), "{}").await;
+    let run = json!({"run": app.claim(&token, "w").await}).to_string();
+    let complete = app.call_as(&token, "POST", &format!("/api/v1/workers/w/jobs/{id}/complete"), run.clone()).await;
     assert_eq!(complete.status, 200, "{}", complete.text);
-    let stale = app.post(&format!("/api/v1/workers/w/jobs/{id}/fail"), r#"{"error": "too late"}"#).await;
+    let stale = app.call_as(&token, "POST", &format!("/api/v1/workers/w/jobs/{id}/fail"), run).await;
     assert_eq!(stale.status, 409, "{}", stale.text);
     let connected = app.engine.workers.find_by_key("w").unwrap();
     for _ in 0..5 {

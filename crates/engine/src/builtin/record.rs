@@ -1,6 +1,8 @@
 //! The built-in worker's record among the workers. It has the same life cycle as that of any other worker.
 
-use faena_domain::{Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView};
+use faena_domain::{
+    SecretText, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+};
 use faena_store::{StoreError, WorkerEntry, WorkerUpdate};
 use parking_lot::Mutex;
 
@@ -42,7 +44,9 @@ impl BuiltInRecord {
             concurrency: u32::try_from(engine.config.concurrency).unwrap_or(u32::MAX),
             pool: None,
             api_key: None,
-            may_adopt: false,
+            // Nothing resumes it: the token is not kept.
+            token: SecretText::session_token(rand::random()).hash(),
+            presented_token: None,
             deadline: None,
         };
         let admitted = engine.store.worker_admit(entry, now).await?;

@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
+use faena_domain::SecretText;
 use faena_process::{Folder, ProcessEnd, Program, Running, RunningControl};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -26,13 +27,14 @@ impl Process {
     pub fn start(
         pool: &PoolConfig,
         worker: &ConnectedWorker,
+        session_token: &SecretText,
         config: &EngineConfig,
         wakeup: Arc<Notify>,
     ) -> std::io::Result<Process> {
         let name = pool.command.first().cloned().unwrap_or_default();
         let program = Program {
             argv: pool.command.iter().map(OsString::from).collect(),
-            environment: environment(pool, worker, config),
+            environment: environment(pool, worker, session_token, config),
             folder: pool.cwd.as_ref().map_or(Folder::Inherited, |cwd| Folder::Given(cwd.into())),
             input: None,
         };
@@ -78,12 +80,18 @@ impl Process {
     }
 }
 
-fn environment(pool: &PoolConfig, worker: &ConnectedWorker, config: &EngineConfig) -> Vec<(OsString, OsString)> {
+fn environment(
+    pool: &PoolConfig,
+    worker: &ConnectedWorker,
+    session_token: &SecretText,
+    config: &EngineConfig,
+) -> Vec<(OsString, OsString)> {
     let mut environment = inherited_environment();
     let mut add = |name: &str, value: &str| environment.push((name.into(), value.into()));
     add("FAENA_URL", &config.own_url);
     add("FAENA_TOKEN", &config.pool_token.0);
     add("FAENA_WORKER_ID", &worker.key);
+    add("FAENA_SESSION_TOKEN", session_token.reveal());
     add("FAENA_POOL", &pool.name);
     add("FAENA_CAPABILITIES", &pool.capabilities.join(","));
     add("FAENA_QUEUES", &pool.queues.join(","));

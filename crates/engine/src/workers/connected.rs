@@ -10,7 +10,7 @@ use std::{
 };
 
 use faena_domain::{
-    ApiKeyId, JobId, NodeId, Run, Step, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState,
+    ApiKeyId, JobId, KeyHash, NodeId, Run, Step, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState,
 };
 use faena_store::{Lane, LaneId, WorkerEntry};
 use parking_lot::Mutex;
@@ -146,8 +146,8 @@ pub struct WorkerIdentity {
     pub pool: Option<String>,
     /// API key that it registered with.
     pub api_key: Option<ApiKeyId>,
-    /// Whether it may resume a registration without a key.
-    pub may_adopt: bool,
+    /// Hash of its session token.
+    pub token: KeyHash,
     /// It runs one job and ends.
     pub ephemeral: bool,
 }
@@ -162,7 +162,9 @@ impl Deref for ConnectedWorker {
 
 impl WorkerIdentity {
     /// Returns the row to store when the worker registers.
-    pub fn entry(&self, name: Option<String>, node: NodeId) -> WorkerEntry {
+    ///
+    /// `presented_token`: the session token that it sent to resume a registration.
+    pub fn entry(&self, name: Option<String>, node: NodeId, presented_token: Option<KeyHash>) -> WorkerEntry {
         let state = if self.transport == Transport::None { WorkerState::Creating } else { WorkerState::Ready };
         WorkerEntry {
             id: self.id,
@@ -176,7 +178,8 @@ impl WorkerIdentity {
             concurrency: u32::try_from(self.concurrency).unwrap_or(u32::MAX),
             pool: self.pool.clone(),
             api_key: self.api_key,
-            may_adopt: self.may_adopt,
+            token: self.token,
+            presented_token,
             deadline: None,
         }
     }

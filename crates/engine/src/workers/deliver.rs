@@ -99,6 +99,7 @@ impl Engine {
             self.reports.handler.end(worker, &job, ReportKind::Release, None, now);
             return None;
         };
+        job.deliver_to(worker.session);
         if !worker.reports_starts {
             job.start(now);
             self.bus.changed(job.id(), JobState::Processing, Some(job.run()), now);

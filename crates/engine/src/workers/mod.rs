@@ -26,7 +26,7 @@ use faena_domain::{Timestamp, WorkerId, WorkerState};
 use parking_lot::RwLock;
 
 pub use connected::{Ack, CloseReason, ConnectedWorker, Delivery, PollGuard, Transport, WorkerCommand, WorkerIdentity};
-pub use registration::{Connection, Registration, WorkerCaller};
+pub use registration::{Connection, Registration};
 pub use rejection::Rejection;
 pub use report_handler::{Report, ReportHandler, ReportKind};
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use faena_domain::{
-    ApiKeyId, FieldError, JobId, Run, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState,
+    ApiKeyId, FieldError, JobId, KeyHash, Run, SecretText, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState,
 };
 use faena_store::{GUARDIAN, ResumedJob, StoreError, WorkerAdmitted, WorkerEnd};
 
@@ -20,30 +20,17 @@ use crate::{
 pub struct Registration {
     /// The id that the worker gives itself: one per start of its process, the same after a reconnect.
     pub worker_id: Option<String>,
+    /// The token from its first registration, which lets it resume that registration with its jobs.
+    pub session_token: Option<SecretText>,
     pub name: Option<String>,
     pub capabilities: Vec<String>,
     pub queues: Vec<String>,
     pub concurrency: Option<u32>,
     pub reports_starts: bool,
-    /// Who registers it. A worker that registered with a key can be resumed only with it.
-    pub caller: WorkerCaller,
+    /// API key of the caller. It may resume what it registered without the session token.
+    pub api_key: Option<ApiKeyId>,
     /// The jobs it has, if it says so. Other jobs of this worker are released.
     pub in_flight: Option<Vec<(JobId, Run)>>,
-}
-
-/// The caller of a worker's requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct WorkerCaller {
-    pub api_key: Option<ApiKeyId>,
-    /// Whether the caller may use a worker without a key, registered before there were any.
-    pub may_adopt: bool,
-}
-
-impl WorkerCaller {
-    fn may_use(self, worker: &ConnectedWorker) -> bool {
-        let may_adopt = self.may_adopt && worker.api_key.is_none() && worker.pool.is_none();
-        worker.api_key == self.api_key || may_adopt
-    }
 }
 
 /// A registered worker.
@@ -51,6 +38,8 @@ pub struct Connection {
     pub worker: Arc<ConnectedWorker>,
     /// It was registered before and keeps its jobs.
     pub resumed: bool,
+    /// What the worker needs to resume the registration, and to report over plain HTTP.
+    pub session_token: SecretText,
 }
 
 pub const MAX_CONCURRENCY: u32 = 10_000;
@@ -72,6 +61,9 @@ impl Registration {
         };
         if let Some(id) = &self.worker_id {
             text("workerId".into(), id, 100);
+        }
+        if let Some(token) = &self.session_token {
+            text("sessionToken".into(), token.reveal(), 100);
         }
         if let Some(name) = &self.name {
             text("name".into(), name, 255);
@@ -102,7 +94,7 @@ impl Engine {
     ///
     /// # Errors
     /// `EngineError::InvalidRegistration` if a field is invalid or the id is that of a built-in worker;
-    /// `EngineError::Stopping` if this server stops.
+    /// `EngineError::WorkerActive` if the id is that of another worker; `EngineError::Stopping` if this server stops.
     pub async fn register_worker(
         &self,
         registration: Registration,
@@ -136,16 +128,23 @@ impl Engine {
     ) -> Result<Connection, EngineError> {
         let previous = self.workers.find_by_key(&key);
         self.check_admits(previous.as_deref())?;
-        check_owner(previous.as_deref(), &registration, &key)?;
-        if let Some(previous) = &previous {
+        let sent_token = registration.session_token.clone();
+        let presented = sent_token.as_ref().map(SecretText::hash);
+        // Another caller must not end the connection of this worker.
+        let resumable = |known: &&Arc<ConnectedWorker>| may_resume(known, presented.as_ref(), registration.api_key);
+        if let Some(previous) = previous.as_ref().filter(resumable) {
             previous.close(CloseReason::Reconnected);
             // Its reports on the old connection are stored first: it no longer has these jobs.
             let _ = tokio::time::timeout(FLUSH, self.reports.reporter.flushed_for(previous.id)).await;
         }
         let (name, in_flight) = (registration.name.clone(), registration.in_flight.clone());
-        let mut identity = identify(key, registration, transport, previous.as_deref());
-        let admitted = self.store.worker_admit(identity.entry(name, self.node_id()), now).await?;
-        (identity.id, identity.session) = (admitted.id, admitted.session);
+        let new_token = SecretText::session_token(rand::random());
+        let mut identity = identify(key, registration, transport, new_token.hash(), previous.as_deref());
+        let entry = identity.entry(name, self.node_id(), presented);
+        let admitted = self.store.worker_admit(entry, now).await;
+        let admitted = admitted.map_err(|error| self.explain_refusal(error, &identity.key, previous.as_deref()))?;
+        (identity.id, identity.session, identity.token) = (admitted.id, admitted.session, admitted.token);
+        let session_token = sent_token.filter(|sent| sent.hash().matches(&admitted.token)).unwrap_or(new_token);
         self.measures.workers.record_registration(admitted.was, true, now);
         let previous = previous.filter(|previous| previous.id == admitted.id);
         let resumed =
@@ -153,6 +152,7 @@ impl Engine {
         let worker = self.add_connected(identity, &admitted, previous.as_deref(), now);
         self.resume_jobs(&worker, admitted, previous.as_deref(), in_flight, now).await;
         if let Some(previous) = &previous {
+            previous.close(CloseReason::Reconnected);
             let before: Vec<_> = previous.status.lock().in_flight.drain().map(|(_, job)| job).collect();
             // Jobs that it no longer has ended at another node.
             let ended = before.iter().filter(|job| !worker.has_job(job.id()));
@@ -168,7 +168,15 @@ impl Engine {
             resumed,
             "worker connected"
         );
-        Ok(Connection { worker, resumed })
+        Ok(Connection { worker, resumed, session_token })
+    }
+
+    /// Returns the error of a registration that the store refused. This node knows of a disconnection before the store.
+    fn explain_refusal(&self, error: StoreError, key: &str, previous: Option<&ConnectedWorker>) -> EngineError {
+        let StoreError::WorkerActive { deadline } = error else { return error.into() };
+        let disconnected_at = previous.and_then(|previous| previous.status.lock().disconnected_at);
+        let deadline = disconnected_at.map(|at| at.plus_ms(ms(self.config.reconnect_grace))).or(deadline);
+        EngineError::WorkerActive { worker: key.to_owned(), deadline, silence: self.config.worker_silence }
     }
 
     /// Fails if this server stops. While running jobs finish, a worker of this server may still reconnect to report them.
@@ -278,22 +286,28 @@ impl Engine {
     /// started, it is connected here from now on. Returns `None` if no such worker is registered.
     ///
     /// # Errors
-    /// `EngineError::Stopping` if this server stops; a conflict if the worker registered with another API key.
+    /// `EngineError::SessionTokenMissing` or `EngineError::WrongSessionToken` if the caller does not prove to be this worker;
+    /// `EngineError::Stopping` if this server stops.
     pub async fn find_polling_worker(
         &self,
         key: &str,
-        caller: WorkerCaller,
+        session_token: Option<SecretText>,
+        api_key: Option<ApiKeyId>,
         now: Timestamp,
     ) -> Result<Option<Arc<ConnectedWorker>>, EngineError> {
         // A worker that is connected by another transport uses only that.
         let polls =
             |worker: &Arc<ConnectedWorker>| worker.transport == Transport::Http && !worker.closing.is_cancelled();
-        let is_owner = |worker: &Arc<ConnectedWorker>| caller.may_use(worker);
-        // A worker of another key is rejected by the store below.
-        let here = || self.workers.find_by_key(key).filter(polls).filter(is_owner);
+        // The store rejects the token of another worker below.
+        let presented = session_token.as_ref().map(SecretText::hash);
+        let is_own = |worker: &Arc<ConnectedWorker>| presented.is_some_and(|token| token.matches(&worker.token));
+        let here = || self.workers.find_by_key(key).filter(polls).filter(is_own);
         if self.workers.is_closed() {
             // The connections are closed for good; the worker's next call reaches another server, or this one restarted.
             return Err(EngineError::Stopping);
+        }
+        if presented.is_none() {
+            return Err(EngineError::SessionTokenMissing(key.to_owned()));
         }
         if let Some(worker) = here()
             && self.is_latest(&worker).await?
@@ -315,10 +329,14 @@ impl Engine {
             capabilities: known.capabilities,
             queues: known.queues,
             concurrency: Some(known.concurrency),
-            caller,
+            session_token,
+            api_key,
             ..Registration::default()
         };
-        Ok(Some(self.register_as(key.to_owned(), registration, Transport::Http, now).await?.worker))
+        match self.register_as(key.to_owned(), registration, Transport::Http, now).await {
+            Err(EngineError::WorkerActive { worker, .. }) => Err(EngineError::WrongSessionToken(worker)),
+            connection => Ok(Some(connection?.worker)),
+        }
     }
 
     /// Returns whether this is the worker's latest session: it has not called another node meanwhile.
@@ -411,15 +429,11 @@ impl Engine {
     }
 }
 
-/// Fails if another caller uses the id of a connected worker. The store checks workers of other nodes.
-fn check_owner(previous: Option<&ConnectedWorker>, registration: &Registration, key: &str) -> Result<(), EngineError> {
-    match previous {
-        Some(previous) if !registration.caller.may_use(previous) => Err(StoreError::Conflict {
-            message: format!("worker \"{key}\" belongs to another API key; choose another workerId"),
-            existing_job: None,
-        }
-        .into()),
-        _ => Ok(()),
+/// Returns whether a caller may resume a connected worker. The store decides the same for workers of other nodes.
+fn may_resume(worker: &ConnectedWorker, presented_token: Option<&KeyHash>, api_key: Option<ApiKeyId>) -> bool {
+    match presented_token {
+        Some(token) => token.matches(&worker.token),
+        None => api_key.is_some() && api_key == worker.api_key,
     }
 }
 
@@ -428,6 +442,7 @@ fn identify(
     key: String,
     registration: Registration,
     transport: Transport,
+    token: KeyHash,
     previous: Option<&ConnectedWorker>,
 ) -> WorkerIdentity {
     let pool = previous.and_then(|worker| worker.pool.clone());
@@ -447,7 +462,7 @@ fn identify(
         reports_starts: registration.reports_starts,
         ephemeral: previous.is_some_and(|previous| previous.ephemeral),
         pool,
-        api_key: registration.caller.api_key,
-        may_adopt: registration.caller.may_adopt,
+        api_key: registration.api_key,
+        token,
     }
 }

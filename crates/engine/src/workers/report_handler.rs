@@ -33,7 +33,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Report {
     pub job_id: JobId,
-    /// `None`: the run that this worker has.
+    /// `None`: the run that this worker received on this connection.
     pub run: Option<Run>,
     pub kind: ReportKind,
 }
@@ -376,6 +376,10 @@ impl ReportHandler {
         lateness: Lateness,
         now: Timestamp,
     ) -> Result<Result<(), Rejection>, EngineError> {
+        if report.run.is_none() && worker.has_job(report.job_id) {
+            let message = "run: is required, because the job was received on another connection";
+            return Ok(Err(Rejection::new(ErrorCode::ValidationError, message)));
+        }
         // An end that is not stored yet would be judged as a job in flight.
         let _ = tokio::time::timeout(FLUSH, self.reporter.flushed_job(report.job_id)).await;
         let Some(job) = self.store.job_get(report.job_id).await? else {
@@ -428,9 +432,13 @@ impl ReportHandler {
     }
 }
 
-/// Returns the job of a report if this worker has this run.
+/// Returns the job of a report if this worker has this run. Without a run, the job must have come on this connection.
 fn find_in_flight(worker: &ConnectedWorker, report: &Report) -> Option<Arc<InFlightJob>> {
-    worker.status.lock().in_flight.get(&report.job_id).filter(|job| report.is_of_run(job.run())).cloned()
+    let is_named = |job: &&Arc<InFlightJob>| match report.run {
+        Some(run) => job.run() == run,
+        None => job.was_delivered_to(worker.session),
+    };
+    worker.status.lock().in_flight.get(&report.job_id).filter(is_named).cloned()
 }
 
 /// Returns the outcome of a run that ends with this report, and its last log lines.

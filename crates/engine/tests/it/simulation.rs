@@ -7,7 +7,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use faena_domain::{Failure, JobId, JobState, NewJob, Run, Timestamp, WebhookId};
+use faena_domain::{Failure, JobId, JobState, NewJob, Run, SecretText, Timestamp, WebhookId};
 use faena_engine::{
     Engine, EngineConfig, Roles,
     workers::{ConnectedWorker, Registration, Report, ReportKind, Transport, WorkerCommand},
@@ -44,6 +44,7 @@ enum WorkerCondition {
 
 struct Worker {
     key: String,
+    session_token: SecretText,
     connected: Arc<ConnectedWorker>,
     server: usize,
     condition: WorkerCondition,
@@ -158,6 +159,7 @@ impl Simulation {
             None => format!("worker-{}", self.workers.len()),
         };
         let registration = Registration {
+            session_token: at.map(|at| self.workers[at].session_token.clone()),
             worker_id: Some(key.clone()),
             capabilities: vec![REMOTE.into()],
             concurrency: Some(3),
@@ -167,6 +169,7 @@ impl Simulation {
             self.servers[server].engine.register_worker(registration, Transport::WebSocket, self.now).await.unwrap();
         let worker = Worker {
             key,
+            session_token: connection.session_token,
             connected: connection.worker,
             server,
             condition: WorkerCondition::Healthy,

@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena_domain::{ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, NewJob, Timestamp, WorkerState};
+use faena_domain::{ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, NewJob, Run, SecretText, Timestamp, WorkerState};
 use faena_engine::{
     CancelResult, EngineConfig, EngineError, PoolConfig,
     breaker::BreakerState,
     guardian::Check,
-    workers::{ConnectedWorker, Delivery, Registration, Report, ReportKind, Transport, WorkerCaller, WorkerCommand},
+    workers::{ConnectedWorker, Delivery, Registration, Report, ReportKind, Transport, WorkerCommand},
 };
 
 use faena_store::Store;
@@ -23,6 +23,12 @@ fn registration(key: &str) -> Registration {
         concurrency: Some(2),
         ..Registration::default()
     }
+}
+
+/// Registers a worker. Also returns the registration with which it reconnects.
+async fn connect_first(fixture: &Fixture, first: Registration) -> (Arc<ConnectedWorker>, Registration) {
+    let connected = fixture.engine.register_worker(first.clone(), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    (connected.worker, Registration { session_token: Some(connected.session_token), ..first })
 }
 
 async fn connect(fixture: &Fixture, registration: Registration) -> Arc<ConnectedWorker> {
@@ -52,13 +58,24 @@ fn cancels(worker: &ConnectedWorker) -> Vec<String> {
         .collect()
 }
 
+/// Reports without a run, as a worker may on the connection that received the job.
 async fn report(
     fixture: &Fixture,
     worker: &Arc<ConnectedWorker>,
     id: JobId,
     kind: ReportKind,
 ) -> Result<(), ErrorCode> {
-    let report = Report { job_id: id, run: None, kind };
+    report_run(fixture, worker, id, None, kind).await
+}
+
+async fn report_run(
+    fixture: &Fixture,
+    worker: &Arc<ConnectedWorker>,
+    id: JobId,
+    run: Option<Run>,
+    kind: ReportKind,
+) -> Result<(), ErrorCode> {
+    let report = Report { job_id: id, run, kind };
     fixture
         .engine
         .reports
@@ -105,16 +122,21 @@ async fn a_silent_worker_is_lost_at_its_deadline_and_not_before() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disconnected_worker_has_the_grace_period() {
     let fixture = Fixture::new().await;
-    let worker = connect(&fixture, registration("cut")).await;
+    let (worker, again) = connect_first(&fixture, registration("cut")).await;
     let first = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
     let cut_at = Timestamp::now();
     fixture.engine.disconnect_worker(&worker, false, cut_at).await;
     assert_eq!(watch(&fixture, cut_at.plus_ms(9_999)).await, 0);
-    let back =
-        fixture.engine.register_worker(registration("cut"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    let back = fixture.engine.register_worker(again, Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed && back.worker.id == worker.id);
     assert_eq!(watch(&fixture, cut_at.plus_ms(10_000)).await, 0, "it has reconnected");
-    assert_eq!(report(&fixture, &back.worker, first.id(), ReportKind::Complete { result: None }).await, Ok(()));
+    let done = ReportKind::Complete { result: None };
+    assert_eq!(
+        report(&fixture, &back.worker, first.id(), done.clone()).await,
+        Err(ErrorCode::ValidationError),
+        "without a run only on the connection that received the job"
+    );
+    assert_eq!(report_run(&fixture, &back.worker, first.id(), Some(first.run()), done).await, Ok(()));
     let job = fixture.wait_for_state(first.id(), JobState::Completed).await;
     assert_eq!(job.run, Some(first.run()), "the same run");
 
@@ -126,12 +148,37 @@ async fn a_disconnected_worker_has_the_grace_period() {
     assert!(details(&job, "orphaned")[0].contains("did not reconnect within 10s"), "{job:#?}");
 }
 
+/// A caller without the session token neither gets the worker's jobs nor ends its connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_alive_is_not_taken_over() {
+    let fixture = Fixture::new().await;
+    let (worker, again) = connect_first(&fixture, registration("mine")).await;
+    let job = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
+    let wrong = Some(SecretText::session_token([1; 43]));
+    for transport in [Transport::WebSocket, Transport::Grpc, Transport::Http] {
+        for session_token in [None, wrong.clone()] {
+            let stranger = Registration { session_token, ..registration("mine") };
+            let refused = fixture.engine.register_worker(stranger, transport, Timestamp::now()).await.err().unwrap();
+            assert!(matches!(refused, EngineError::WorkerActive { deadline: None, .. }), "{refused}");
+        }
+    }
+    assert!(!worker.closing.is_cancelled(), "its connection stays open");
+    let cut_at = Timestamp::now();
+    fixture.engine.disconnect_worker(&worker, false, cut_at).await;
+    let refused = fixture.engine.register_worker(registration("mine"), Transport::WebSocket, cut_at).await.err().unwrap();
+    assert!(refused.to_string().contains(&cut_at.plus_ms(10_000).to_string()), "it says when: {refused}");
+    let back = fixture.engine.register_worker(again.clone(), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    assert!(back.resumed && back.worker.has_job(job.id()));
+    assert_eq!(back.session_token.reveal(), again.session_token.unwrap().reveal(), "it stays the same");
+    assert!(!format!("{:?}", registration("mine")).contains("fst_"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_its_worker_does_not_have_is_released_without_using_an_attempt() {
     let fixture = Fixture::new().await;
-    let worker = connect(&fixture, registration("forgetful")).await;
+    let (worker, again) = connect_first(&fixture, registration("forgetful")).await;
     let id = delivered(&fixture, &worker, NewJob::new(KIND)).await.job.id();
-    let without_jobs = Registration { in_flight: Some(Vec::new()), ..registration("forgetful") };
+    let without_jobs = Registration { in_flight: Some(Vec::new()), ..again };
     let back = connect(&fixture, without_jobs).await;
     let again = next_delivery(&back).await.job;
     assert_eq!((again.id(), again.claimed.retry_count), (id, 0));
@@ -289,14 +336,14 @@ async fn the_built_in_worker_shows_its_runs_and_its_last_heartbeat() {
 async fn a_server_that_has_stopped_admits_no_worker() {
     let fixture = Fixture::new().await;
     let polling = Registration { worker_id: Some("polling".into()), ..registration("polling") };
-    fixture.engine.register_worker(polling, Transport::Http, Timestamp::now()).await.unwrap();
+    let polling = fixture.engine.register_worker(polling, Transport::Http, Timestamp::now()).await.unwrap();
     fixture.stop().await;
     let now = Timestamp::now();
     for transport in [Transport::WebSocket, Transport::Grpc, Transport::Http] {
         let refused = fixture.engine.register_worker(registration("late"), transport, now).await;
         assert!(matches!(refused, Err(EngineError::Stopping)));
     }
-    let refused = fixture.engine.find_polling_worker("polling", WorkerCaller::default(), now).await;
+    let refused = fixture.engine.find_polling_worker("polling", Some(polling.session_token), None, now).await;
     assert!(matches!(refused, Err(EngineError::Stopping)), "its call must not connect it to a server that has left");
     let known = fixture.store.worker_get("polling").await.unwrap().unwrap();
     assert_eq!((known.ended_at, known.node), (None, None), "it may call another server");
@@ -323,15 +370,15 @@ async fn jobs_that_no_worker_can_run_fail_after_their_timeout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopping_server_leaves_jobs_with_their_workers() {
     let fixture = Fixture::new().await;
-    let worker = connect(&fixture, registration("patient")).await;
+    let (worker, again) = connect_first(&fixture, registration("patient")).await;
     let sent = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
     let fixture = fixture.restarted(EngineConfig::default()).await;
     assert!(worker.closing.is_cancelled(), "it is asked to reconnect");
     assert_eq!(fixture.job(sent.id()).await.worker_id.as_deref(), Some("patient"));
-    let back =
-        fixture.engine.register_worker(registration("patient"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    let back = fixture.engine.register_worker(again, Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed);
-    assert_eq!(report(&fixture, &back.worker, sent.id(), ReportKind::Complete { result: None }).await, Ok(()));
+    let done = ReportKind::Complete { result: None };
+    assert_eq!(report_run(&fixture, &back.worker, sent.id(), Some(sent.run()), done).await, Ok(()));
     let job = fixture.wait_for_state(sent.id(), JobState::Completed).await;
     assert_eq!((job.run, job.retry_count), (Some(sent.run()), 0));
 }
@@ -399,7 +446,8 @@ async fn assert_time_limits_apply_without_a_server(database: (Arc<dyn Store>, Te
     // The workers may reconnect for longer than their jobs may take.
     let config = EngineConfig { reconnect_grace: Duration::from_secs(7_200), ..EngineConfig::default() };
     let fixture = Fixture::over(database, config.clone()).await;
-    let worker = connect(&fixture, Registration { concurrency: Some(1), ..registration("away") }).await;
+    let one_slot = Registration { concurrency: Some(1), ..registration("away") };
+    let (worker, again) = connect_first(&fixture, one_slot).await;
     let mut job = NewJob::new(KIND);
     job.options.timeout_ms = Some(3_600_000);
     let started = delivered(&fixture, &worker, job).await.job;
@@ -432,8 +480,7 @@ async fn assert_time_limits_apply_without_a_server(database: (Arc<dyn Store>, Te
         job.execution_log
     );
 
-    let back =
-        fixture.engine.register_worker(registration("away"), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    let back = fixture.engine.register_worker(again, Transport::WebSocket, Timestamp::now()).await.unwrap();
     let late = Report { job_id: job.id, run: job.run, kind: ReportKind::Complete { result: None } };
     let answer = fixture.engine.reports.handler.handle_one(&back.worker, late, Timestamp::now()).await.unwrap();
     assert_eq!(answer.unwrap_err().code, ErrorCode::StaleRun);

@@ -14,7 +14,7 @@ use super::{
 
 pub const EXAMPLE: &str = "
 # Worker processes that the server starts, restarts and scales. Repeat the section for more pools.
-# Each process connects to FAENA_URL as the worker FAENA_WORKER_ID (see docs/guides/workers.md).
+# Each process connects to FAENA_URL as the worker FAENA_WORKER_ID with FAENA_SESSION_TOKEN (see docs/guides/workers.md).
 #[[pool]]
 #name = \"python\"
 #command = [\"python3\", \"worker.py\"]

@@ -1,10 +1,11 @@
 //! A `faena serve` process and the calls that tests make to it.
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::Once,
+    sync::{Arc, Mutex, Once},
     time::{Duration, Instant},
 };
 
@@ -50,6 +51,8 @@ pub struct Faena {
     log: PathBuf,
     pub url: String,
     pub http: Client,
+    /// Session tokens of the workers that [`Faena::post`] has registered, by worker id.
+    sessions: Arc<Mutex<HashMap<String, String>>>,
 }
 
 impl Faena {
@@ -63,6 +66,7 @@ impl Faena {
     /// Starts two servers concurrently and waits until both listen.
     pub async fn start_two(folders: [&Path; 2], environment: &[(&str, &str)]) -> [Faena; 2] {
         let mut nodes = folders.map(|folder| Faena::spawn(folder, environment));
+        nodes[1].sessions = nodes[0].sessions.clone();
         for node in &mut nodes {
             node.wait_until_listening().await;
         }
@@ -86,7 +90,7 @@ impl Faena {
             .stderr(File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        Faena { child, log, url: String::new(), http: http() }
+        Faena { child, log, url: String::new(), http: http(), sessions: Arc::default() }
     }
 
     pub async fn wait_until_listening(&mut self) {
@@ -140,9 +144,27 @@ impl Faena {
         (answer.status(), answer.json().await.unwrap())
     }
 
-    pub async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
-        let answer = self.http.post(format!("{}{path}", self.url)).json(&body).send().await.unwrap();
-        (answer.status(), answer.json().await.unwrap())
+    /// Sends a request. One of a worker that was registered this way has its session token.
+    pub async fn post(&self, path: &str, mut body: Value) -> (StatusCode, Value) {
+        let is_registration = path == "/api/v1/workers/register";
+        if let Some(token) = body["workerId"].as_str().and_then(|id| self.session_token(id)).filter(|_| is_registration) {
+            body["sessionToken"] = token.into();
+        }
+        let mut request = self.http.post(format!("{}{path}", self.url)).json(&body);
+        let worker = path.strip_prefix("/api/v1/workers/").and_then(|rest| rest.split('/').next());
+        if let Some(token) = worker.and_then(|id| self.session_token(id)) {
+            request = request.header("x-session-token", token);
+        }
+        let answer = request.send().await.unwrap();
+        let (status, answer) = (answer.status(), answer.json::<Value>().await.unwrap());
+        if let (true, Some(token)) = (is_registration, answer["sessionToken"].as_str()) {
+            self.sessions.lock().unwrap().insert(answer["workerId"].as_str().unwrap().into(), token.into());
+        }
+        (status, answer)
+    }
+
+    pub fn session_token(&self, worker: &str) -> Option<String> {
+        self.sessions.lock().unwrap().get(worker).cloned()
     }
 
     /// Submits a job and returns its id.

@@ -48,6 +48,7 @@ mod shell;
 mod start;
 mod stop;
 mod structure;
+mod takeover;
 mod task_crashes;
 mod task_scheduler;
 mod traces;

@@ -21,7 +21,8 @@ stopping = False
 
 def call(path, body=None, method="POST"):
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data, {"content-type": "application/json"}, method=method)
+    headers = {"content-type": "application/json", "x-session-token": os.environ["FAENA_SESSION_TOKEN"]}
+    request = urllib.request.Request(url + path, data, headers, method=method)
     return json.load(urllib.request.urlopen(request, timeout=30))
 
 
@@ -32,7 +33,8 @@ def stop(*_):
 
 signal.signal(signal.SIGTERM, stop)
 time.sleep(float(os.environ.get("SLOW_START", "0")))
-call("/register", {"workerId": me, "capabilities": os.environ["FAENA_CAPABILITIES"].split(",")})
+call("/register", {"workerId": me, "sessionToken": os.environ["FAENA_SESSION_TOKEN"],
+                   "capabilities": os.environ["FAENA_CAPABILITIES"].split(",")})
 while not stopping:
     answer = call(f"/{me}/claim", {"max": 1, "waitMs": 300})
     for job in answer["jobs"]:

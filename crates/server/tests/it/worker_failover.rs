@@ -12,7 +12,7 @@ use crate::{
     workers::{Grpc, StreamWorker, TestWorker, WebSocket, WorkerOptions},
 };
 
-async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
+pub async fn two_nodes(database: &Database, folders: [&Path; 2]) -> [Faena; 2] {
     let environment = [
         ("DATABASE_URL", database.url.as_str()),
         ("FAENA_NODE_LEASE", "2s"),
@@ -41,13 +41,14 @@ async fn assert_keeps_its_job_on_another_node<W: TestWorker>(first_connection: F
     let mut worker = W::connect(&first, WorkerOptions::new("roaming", &["walk"])).await;
     let id = first.submit(json!({"name": "walk"})).await;
     let job = worker.next_job().await;
+    let options = WorkerOptions { session_token: worker.session_token(), ..WorkerOptions::new("roaming", &["walk"]) };
     let mut old = Some(worker);
     match first_connection {
         FirstConnection::Closed => old.take().unwrap().crash().await,
         FirstConnection::StaysOpen => {}
         FirstConnection::ServerKilled => first.kill(),
     }
-    let mut worker = W::connect(&second, WorkerOptions::new("roaming", &["walk"])).await;
+    let mut worker = W::connect(&second, options).await;
     // Waits so long that the first server, or the one that takes over its workers, would have declared the worker lost.
     let lost = eventually("the grace period and the lease have expired", async || {
         let (_, worker) = second.get("/api/v1/workers/roaming").await;

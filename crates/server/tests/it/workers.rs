@@ -27,12 +27,14 @@ pub struct WorkerOptions {
     pub capabilities: Vec<String>,
     pub queues: Vec<&'static str>,
     pub concurrency: u32,
+    /// Token of a registration to resume.
+    pub session_token: Option<String>,
 }
 
 impl WorkerOptions {
     pub fn new(id: &str, capabilities: &[&str]) -> WorkerOptions {
         let capabilities = capabilities.iter().map(|&name| name.to_owned()).collect();
-        WorkerOptions { id: id.to_owned(), capabilities, queues: Vec::new(), concurrency: 2 }
+        WorkerOptions { id: id.to_owned(), capabilities, queues: Vec::new(), concurrency: 2, session_token: None }
     }
 }
 
@@ -110,6 +112,10 @@ pub trait TestWorker: Sized + Send {
 
     async fn connect(faena: &Faena, options: WorkerOptions) -> Self;
     fn id(&self) -> &str;
+    /// Returns what another connection needs to resume this worker's registration. The SDK keeps it to itself.
+    fn session_token(&self) -> Option<String> {
+        None
+    }
     /// Waits for the next job.
     async fn next_job(&mut self) -> Job;
     async fn started(&mut self, job: &Job) -> ReportResult;

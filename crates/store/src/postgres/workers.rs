@@ -28,7 +28,7 @@ use crate::{
     WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
     audit::{audit_entry, drain_action},
     workers::{
-        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, allowed, changes, check_owner, deadline_without_node,
+        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes, deadline_without_node,
         kind_code, names, path_in, worker_code, worker_kind, worker_state,
     },
 };
@@ -105,8 +105,7 @@ struct LiveWorker {
     session: i64,
     state: WorkerState,
     reason: Option<String>,
-    deadline: Option<i64>,
-    api_key: Option<Uuid>,
+    owner: RegistrationOwner,
 }
 
 /// Returns the live workers that match, up to as many as one round takes.
@@ -117,7 +116,7 @@ async fn live_workers(
     parameters: &[&(dyn ToSql + Sync)],
 ) -> Result<Vec<LiveWorker>> {
     let sql = format!(
-        "SELECT id, key, kind, transport, node, session, state, reason, deadline, api_key FROM faena.worker w
+        "SELECT id, key, kind, transport, node, session, state, reason, deadline, api_key, token FROM faena.worker w
          WHERE ended_at IS NULL AND {condition} ORDER BY id LIMIT {ROUND} {lock}"
     );
     let statement = client.prepare_cached(&sql).await?;
@@ -133,8 +132,7 @@ async fn live_workers(
                 session: row.get(5),
                 state: worker_state(row.get(6)),
                 reason: row.get(7),
-                deadline: row.get(8),
-                api_key: row.get(9),
+                owner: RegistrationOwner { deadline: row.get(8), api_key: row.get(9), token: row.get(10) },
             })
         })
         .collect()
@@ -173,8 +171,8 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
     let begun = client
         .execute(
             "INSERT INTO faena.worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency,
-                                       pool, registered_at, connected_at, seen_at, deadline, api_key)
-             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13, $14)
+                                       pool, registered_at, connected_at, seen_at, deadline, api_key, token)
+             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13, $14, $15)
              ON CONFLICT (key) WHERE ended_at IS NULL DO NOTHING",
             &[
                 &entry.id.0,
@@ -191,6 +189,7 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
                 &now.as_ms(),
                 &entry.deadline.map(Timestamp::as_ms),
                 &entry.api_key.map(|key| key.0),
+                &entry.token.0.as_slice(),
             ],
         )
         .await?;
@@ -198,7 +197,7 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
         return Err(StoreError::Contended("a worker of this name has just connected".into()));
     }
     add_changes(client, &[(entry.id, changes(path, None, now))]).await?;
-    Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new() })
+    Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new(), token: entry.token })
 }
 
 /// Continues a live registration on a new connection, here or on another node, with its jobs.
@@ -209,7 +208,7 @@ async fn resume(
     entry: &WorkerEntry,
     now: Timestamp,
 ) -> Result<WorkerAdmitted> {
-    check_owner(live.api_key, live.kind, entry)?;
+    let token = live.owner.admit(entry)?;
     let path = path_in(Some(live.state), entry.state);
     let state = path.last().copied().unwrap_or(live.state);
     let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
@@ -218,7 +217,7 @@ async fn resume(
         .execute(
             "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, transport = $4, node = $5, session = $6, state = $7,
                  reason = NULL, capabilities = $8, queues = $9, concurrency = $10, pool = coalesce($11, pool),
-                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13, api_key = coalesce(api_key, $14)
+                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13, api_key = $14, token = $15
              WHERE id = $1",
             &[
                 &live.id.0,
@@ -235,12 +234,13 @@ async fn resume(
                 &now.as_ms(),
                 &entry.deadline.map(Timestamp::as_ms),
                 &entry.api_key.map(|key| key.0),
+                &token.0.as_slice(),
             ],
         )
         .await?;
     add_changes(client, &[(live.id, changes(path, None, now))]).await?;
     let jobs = in_flight_jobs(shared, client, live.id).await?;
-    Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs })
+    Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs, token })
 }
 
 fn concurrency(entry: &WorkerEntry) -> i32 {
@@ -508,7 +508,7 @@ async fn detach_one(
     if live.kind == WorkerKind::BuiltIn {
         return close_registration(client, live, exit.reason(), exit.actor(), now).await;
     }
-    let deadline = deadline_without_node(&live.transport, live.deadline, grace_periods, now);
+    let deadline = deadline_without_node(&live.transport, live.owner.deadline, grace_periods, now);
     client
         .execute(
             "UPDATE faena.worker SET node = NULL, reason = $1, deadline = $2 WHERE id = $3",

@@ -24,7 +24,7 @@ use crate::{
     WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
     audit::{audit_entry, drain_action},
     workers::{
-        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, allowed, changes, check_owner, deadline_without_node,
+        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes, deadline_without_node,
         kind_code, names, path_in, worker_code, worker_kind, worker_state,
     },
 };
@@ -109,14 +109,13 @@ pub struct LiveWorker {
     session: i64,
     state: WorkerState,
     reason: Option<String>,
-    deadline: Option<i64>,
-    api_key: Option<Uuid>,
+    owner: RegistrationOwner,
 }
 
 /// Returns the live workers that match, up to as many as one round takes.
 pub fn live_workers(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<Vec<LiveWorker>> {
     let sql = format!(
-        "SELECT id, key, kind, transport, node, session, state, reason, deadline, api_key FROM worker
+        "SELECT id, key, kind, transport, node, session, state, reason, deadline, api_key, token FROM worker
          WHERE ended_at IS NULL AND {condition} ORDER BY deadline, id LIMIT {ROUND}"
     );
     let mut statement = tx.connection.prepare_cached(&sql)?;
@@ -132,8 +131,7 @@ pub fn live_workers(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Resu
             session: row.get(5)?,
             state: worker_state(row.get(6)?),
             reason: row.get(7)?,
-            deadline: row.get(8)?,
-            api_key: row.get(9)?,
+            owner: RegistrationOwner { deadline: row.get(8)?, api_key: row.get(9)?, token: row.get(10)? },
         });
     }
     Ok(live)
@@ -152,8 +150,8 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
     tx.connection
         .prepare_cached(
             "INSERT INTO worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency, pool,
-                                 registered_at, connected_at, seen_at, deadline, api_key)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13, ?14)",
+                                 registered_at, connected_at, seen_at, deadline, api_key, token)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13, ?14, ?15)",
         )?
         .execute((
             entry.id.0,
@@ -170,14 +168,15 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
             now.as_ms(),
             entry.deadline.map(Timestamp::as_ms),
             entry.api_key.map(|key| key.0),
+            entry.token.0,
         ))?;
     add_changes(tx, entry.id, &changes(path, None, now))?;
-    Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new() })
+    Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new(), token: entry.token })
 }
 
 /// Continues a live registration on a new connection, here or on another node, with its jobs.
 fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
-    check_owner(live.api_key, live.kind, entry)?;
+    let token = live.owner.admit(entry)?;
     let path = path_in(Some(live.state), entry.state);
     let state = path.last().copied().unwrap_or(live.state);
     let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
@@ -186,7 +185,7 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
         .prepare_cached(
             "UPDATE worker SET name = coalesce(?2, name), kind = ?3, transport = ?4, node = ?5, session = ?6, state = ?7,
                  reason = NULL, capabilities = ?8, queues = ?9, concurrency = ?10, pool = coalesce(?11, pool),
-                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13, api_key = coalesce(api_key, ?14)
+                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13, api_key = ?14, token = ?15
              WHERE id = ?1",
         )?
         .execute((
@@ -204,13 +203,14 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
             now.as_ms(),
             entry.deadline.map(Timestamp::as_ms),
             entry.api_key.map(|key| key.0),
+            token.0,
         ))?;
     add_changes(tx, live.id, &changes(path, None, now))?;
     if live.node.is_some_and(|node| node != entry.node.0) {
         tx.signal(Signal::Worker(live.id));
     }
     let jobs = in_flight_jobs(tx.connection, tx.shared, live.id)?;
-    Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs })
+    Ok(WorkerAdmitted { id: live.id, session, was: Some(live.state), jobs, token })
 }
 
 pub fn update(tx: &Tx, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
@@ -314,7 +314,7 @@ pub fn detach(tx: &Tx, live: &LiveWorker, exit: NodeExit, grace_periods: GracePe
     if live.kind == WorkerKind::BuiltIn {
         return close_registration(tx, live, exit.reason(), exit.actor(), now);
     }
-    let deadline = deadline_without_node(&live.transport, live.deadline, grace_periods, now);
+    let deadline = deadline_without_node(&live.transport, live.owner.deadline, grace_periods, now);
     tx.connection.prepare_cached("UPDATE worker SET node = NULL, reason = ?, deadline = ? WHERE id = ?")?.execute((
         exit.waiting_reason(),
         deadline,

@@ -345,7 +345,8 @@ behaviours! {
         a_claim_whose_response_was_lost_is_released,
         the_log_of_a_lost_run_is_complete;
     workers:
-        a_registration_belongs_to_its_api_key,
+        a_live_registration_is_resumed_only_with_its_token_or_api_key,
+        a_refused_registration_says_until_when_the_worker_may_return,
         a_new_worker_passes_through_creating_and_connecting_to_ready,
         a_worker_whose_process_starts_becomes_ready_when_it_connects,
         a_worker_that_reconnects_keeps_its_jobs,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use faena_domain::{
-    ErrorReason, JobId, JobState, JobView, Limit, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Rate, Scope,
+    ErrorReason, JobId, JobState, JobView, KeyHash, Limit, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Rate, Scope,
     Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use faena_store::{
@@ -38,6 +38,8 @@ pub struct Fixture {
 }
 
 pub const LEASE_MS: i64 = 30_000;
+/// Hash of the session token of every worker, unless a test is about it.
+pub const TOKEN: KeyHash = KeyHash([7; 32]);
 pub const GRACE_PERIODS: GracePeriods = GracePeriods { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
 
 pub async fn on_sqlite(test: impl AsyncFnOnce(&Fixture)) {
@@ -311,7 +313,8 @@ impl Fixture {
             concurrency: 10,
             pool: None,
             api_key: None,
-            may_adopt: true,
+            token: TOKEN,
+            presented_token: Some(TOKEN),
             deadline: None,
         }
     }

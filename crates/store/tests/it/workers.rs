@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use faena_domain::{ApiKeyId, JobState, NodeId, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{
+    ApiKeyId, JobState, KeyHash, NewJob, NodeId, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState,
+};
 use faena_store::{
-    CancelOutcome, ClaimRequest, Filter, Owner, RunEnd, Signal, Tally, WorkerAdmitted, WorkerEntry, WorkerUpdate,
+    CancelOutcome, ClaimRequest, Filter, Owner, RunEnd, Signal, StoreError, Tally, WorkerAdmitted, WorkerEntry, WorkerUpdate,
 };
 
 use crate::support::*;
@@ -369,21 +371,46 @@ pub async fn many_requests_in_one_call_share_the_ready_jobs(fixture: &Fixture) {
     }
 }
 
-pub async fn a_registration_belongs_to_its_api_key(fixture: &Fixture) {
+pub async fn a_live_registration_is_resumed_only_with_its_token_or_api_key(fixture: &Fixture) {
+    let (own, wrong) = (Some(KeyHash([1; 32])), Some(KeyHash([2; 32])));
     let (mine, other) = (Some(ApiKeyId::new()), Some(ApiKeyId::new()));
-    let with = |key: &str, api_key, may_adopt| WorkerEntry { api_key, may_adopt, ..fixture.worker(key) };
+    let with = |key: &str, api_key, presented_token| WorkerEntry {
+        token: KeyHash([1; 32]),
+        api_key,
+        presented_token,
+        ..fixture.worker(key)
+    };
     let admit = async |entry, ms| fixture.store.worker_admit(entry, fixture.at(ms)).await;
-    fixture.admit(with("w", mine, true), 0).await;
-    for caller in [other, None] {
-        let error = admit(with("w", caller, true), 1).await.unwrap_err();
-        assert!(error.to_string().contains("belongs to another API key"), "{error}");
+    let first = fixture.admit(with("w", mine, None), 0).await;
+    fixture.submit(NewJob::new("mail")).await;
+    let job = fixture.claim_by(&first, 1, 1).await.remove(0);
+    for (api_key, token) in [(other, None), (None, None), (None, wrong), (mine, wrong), (other, wrong)] {
+        let refused = admit(with("w", api_key, token), 2).await;
+        assert!(matches!(refused, Err(StoreError::WorkerActive { deadline: None })), "{refused:?}");
     }
-    assert_eq!(admit(with("w", mine, false), 2).await.unwrap().session, 2);
-    fixture.admit(with("old", None, true), 0).await;
-    assert!(admit(with("old", other, false), 1).await.is_err(), "a restricted key adopts nothing");
-    assert_eq!(admit(with("old", other, true), 2).await.unwrap().session, 2);
-    assert!(admit(with("old", mine, true), 3).await.is_err(), "it has an owner now");
-    let process = WorkerEntry { kind: WorkerKind::Pool, ..with("process", None, true) };
+    assert_eq!(fixture.store.worker_session(first.id).await.unwrap(), Some(1), "a refusal changes nothing");
+    let resumed = admit(with("w", other, own), 3).await.unwrap();
+    assert_eq!((resumed.id, resumed.session, resumed.jobs.len()), (first.id, 2, 1), "the token is enough");
+    assert_eq!(resumed.jobs[0].job.run, job.run);
+    assert!(admit(with("w", mine, None), 4).await.is_err(), "it belongs to the key that used it last");
+    let renewed = WorkerEntry { token: KeyHash([3; 32]), ..with("w", other, None) };
+    assert!(admit(renewed, 5).await.unwrap().token.matches(&KeyHash([3; 32])), "its key replaces a token that is lost");
+    assert!(admit(with("w", other, own), 6).await.is_err(), "the old token is not valid any more");
+    fixture.admit(with("open", None, None), 0).await;
+    assert!(admit(with("open", None, None), 1).await.is_err(), "no key is not a key");
+    let process = WorkerEntry { kind: WorkerKind::Pool, ..with("process", None, None) };
     fixture.admit(process, 0).await;
-    assert!(admit(with("process", mine, true), 1).await.is_err(), "only its server may use it");
+    assert!(admit(with("process", mine, None), 1).await.is_err(), "only the process that its server started");
+    assert_eq!(admit(with("process", None, own), 2).await.unwrap().session, 2);
+}
+
+pub async fn a_refused_registration_says_until_when_the_worker_may_return(fixture: &Fixture) {
+    let entry = WorkerEntry { deadline: Some(fixture.at(500)), ..fixture.worker("w") };
+    fixture.admit(entry, 0).await;
+    let stranger = || WorkerEntry { presented_token: None, ..fixture.worker("w") };
+    let refused = fixture.store.worker_admit(stranger(), fixture.at(1)).await;
+    assert!(matches!(refused, Err(StoreError::WorkerActive { deadline: Some(at) }) if at == fixture.at(500)));
+    fixture.sweep(LONG_AGO, 501).await;
+    let begun = fixture.admit(stranger(), 502).await;
+    assert_eq!((begun.was, begun.session), (None, 1), "the id is free when its worker is lost");
 }

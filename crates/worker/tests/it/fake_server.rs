@@ -85,7 +85,10 @@ impl FakeServer {
 
     async fn accept_registered(&self, resumed: bool) -> Peer {
         let mut peer = self.accept().await;
-        peer.send(json!({"type": "registered", "heartbeatIntervalMs": 30_000, "resumed": resumed})).await;
+        let registered = json!({
+            "type": "registered", "sessionToken": "fst_fake", "heartbeatIntervalMs": 30_000, "resumed": resumed,
+        });
+        peer.send(registered).await;
         peer
     }
 }

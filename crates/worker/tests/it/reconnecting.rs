@@ -33,6 +33,7 @@ async fn a_report_is_sent_again_until_it_is_acknowledged() {
 
     let mut peer = server.accept_resumed().await;
     assert_eq!(peer.registration["workerId"], first_id, "the same worker reconnects");
+    assert_eq!(peer.registration["sessionToken"], "fst_fake", "and proves it");
     assert_eq!(peer.registration["inFlight"], json!([{"jobId": id, "run": 1}]), "the job is still in flight");
     peer.expect("complete").await;
     peer.wait_until_read().await;

@@ -19,6 +19,14 @@ fn on_worker(tag: Tag, id: &'static str, summary: &'static str) -> Operation {
     Operation::new(tag, id, summary).path("id", json!({"type": "string"}), "Id of the worker.")
 }
 
+const TOKEN: &str =
+    "`sessionToken` of the registration. Without it the answer is 401, with that of another worker 403.";
+
+/// A call of a worker that is registered over plain HTTP.
+fn by_worker(id: &'static str, summary: &'static str) -> Operation {
+    on_worker(Tag::WorkerProtocol, id, summary).required_header("X-Session-Token", json!({"type": "string"}), TOKEN)
+}
+
 pub fn list() -> Operation {
     let states = json!({"type": "array", "items": one_of(WorkerState::ALL.map(WorkerState::as_str))});
     Operation::new(Tag::Workers, "listWorkers", "List workers, live ones first")
@@ -49,7 +57,7 @@ pub fn connect() -> Operation {
 
 pub fn register() -> Operation {
     Operation::new(Tag::WorkerProtocol, "registerWorker", "Register a worker")
-        .about("For workers without a WebSocket: register, then claim, report and send heartbeats.")
+        .about("For workers without a WebSocket: register, then claim, report and send heartbeats. Every further call needs `sessionToken` of the answer.")
         .body(
             "WorkerRegistration",
             requests::registration,
@@ -59,39 +67,35 @@ pub fn register() -> Operation {
         .link("claimJobs", "id", "/workerId")
         .link("sendHeartbeat", "id", "/workerId")
         .link("deregisterWorker", "id", "/workerId")
-        .conflict("The id belongs to a worker of another API key.")
+        .conflict("A worker with this id is active, and the request has neither its session token nor its API key.")
 }
 
 pub fn deregister() -> Operation {
-    on_worker(Tag::WorkerProtocol, "deregisterWorker", "End a worker's registration")
+    by_worker("deregisterWorker", "End a worker's registration")
         .about("Its jobs return to their queues without using an attempt.")
         .ok::<Success>("The worker has left.")
-        .conflict("The worker belongs to another API key.")
 }
 
 pub fn claim() -> Operation {
-    on_worker(Tag::WorkerProtocol, "claimJobs", "Claim jobs")
+    by_worker("claimJobs", "Claim jobs")
         .about("Waits until there is a job, at most `waitMs`. Counts as a heartbeat.")
         .optional_body("Claim", requests::claim, json!({"max": 4, "waitMs": 20000}))
         .ok::<Claimed>("The jobs to run; none if there was none in time.")
-        .conflict("The worker belongs to another API key, or has no claim of this transport.")
 }
 
 pub fn heartbeat() -> Operation {
-    on_worker(Tag::WorkerProtocol, "sendHeartbeat", "Send a heartbeat")
-        .ok::<WorkerNotices>("Which jobs to stop, and whether to drain.")
-        .conflict("The worker belongs to another API key.")
+    by_worker("sendHeartbeat", "Send a heartbeat").ok::<WorkerNotices>("Which jobs to stop, and whether to drain.")
 }
 
 fn report(id: &'static str, summary: &'static str) -> Operation {
-    on_worker(Tag::WorkerProtocol, id, summary)
+    by_worker(id, summary)
         .path("job", uuid(), "Id of the job.")
         .ok::<Reported>("The report is stored.")
-        .conflict("The run is over, another run has the job, or the worker belongs to another API key.")
+        .conflict("The run is over, or another run has the job.")
 }
 
 fn plain_report(id: &'static str, summary: &'static str) -> Operation {
-    report(id, summary).optional_body("Report", requests::report_without_fields, json!({"run": 42}))
+    report(id, summary).body("Report", requests::report_without_fields, json!({"run": 42}))
 }
 
 pub fn started() -> Operation {
@@ -133,7 +137,7 @@ pub fn step() -> Operation {
 }
 
 pub fn complete() -> Operation {
-    report("completeJob", "Report that a job has completed").optional_body(
+    report("completeJob", "Report that a job has completed").body(
         "CompletionReport",
         requests::report_completion,
         json!({"run": 42, "result": {"sent": 1}}),
@@ -143,7 +147,7 @@ pub fn complete() -> Operation {
 pub fn fail() -> Operation {
     report("failJob", "Report that a job has failed")
         .about("The job is retried according to its settings, unless `retryable` is `false`.")
-        .optional_body(
+        .body(
             "FailureReport",
             requests::report_failure,
             json!({"run": 42, "error": "mailbox full", "retryAfterMs": 60000}),

@@ -61,6 +61,7 @@ fn message(frame: &Value) -> ConnectRequest {
     let message = match frame["type"].as_str().unwrap() {
         "register" => FromWorker::Register(Register {
             worker_id: text("workerId"),
+            session_token: text("sessionToken"),
             name: text("name"),
             capabilities: list("capabilities"),
             queues: list("queues"),
@@ -111,7 +112,7 @@ fn frame(message: ConnectResponse) -> Value {
     let error = |error: faena_wire::v1::Error| json!({"code": error.code, "message": error.message});
     match message.message.unwrap() {
         FromServer::Registered(registered) => json!({
-            "type": "registered", "workerId": registered.worker_id,
+            "type": "registered", "workerId": registered.worker_id, "sessionToken": registered.session_token,
             "heartbeatIntervalMs": registered.heartbeat_interval.map(milliseconds),
             "resumed": registered.resumed,
         }),

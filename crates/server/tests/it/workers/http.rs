@@ -17,25 +17,27 @@ pub struct HttpWorker {
 }
 
 impl HttpWorker {
-    async fn open(base: &str, register: Value) -> (HttpWorker, bool) {
+    async fn open(base: &str, mut register: Value) -> (HttpWorker, bool) {
         let http = http();
         let answer = http.post(format!("{base}/register")).json(&register).send().await.unwrap();
         let (status, answer) = (answer.status(), answer.json::<Value>().await.unwrap());
         assert_eq!(status, StatusCode::CREATED, "{answer}");
         let id = answer["workerId"].as_str().unwrap();
+        register["sessionToken"] = answer["sessionToken"].clone();
+        let token = answer["sessionToken"].as_str().unwrap().to_owned();
         assert_eq!(register["workerId"], id);
         let wait_ms = heartbeat_period(answer["heartbeatIntervalMs"].as_u64().unwrap()).as_millis();
         let (job_sender, jobs) = mpsc::unbounded_channel();
         let (cancel_sender, cancels) = mpsc::unbounded_channel();
         let url = format!("{base}/{id}/claim");
-        let claims = tokio::spawn(claim_jobs(http.clone(), url, wait_ms, job_sender, cancel_sender)).abort_handle();
+        let claims = tokio::spawn(claim_jobs((http.clone(), url, token), wait_ms, job_sender, cancel_sender)).abort_handle();
         (HttpWorker { base: base.into(), register, http, jobs, cancels, claims }, answer["resumed"] == true)
     }
 
     async fn report(&self, job: &Job, report: &str, mut body: Value) -> ReportResult {
         body["run"] = job.run.into();
         let url = format!("{}/{}/jobs/{}/{report}", self.base, self.id(), job.id);
-        let answer = self.http.post(url).json(&body).send().await.unwrap();
+        let answer = self.http.post(url).header("x-session-token", self.token()).json(&body).send().await.unwrap();
         let (status, answer) = (answer.status(), answer.json::<Value>().await.unwrap());
         match status {
             StatusCode::OK => Ok(()),
@@ -44,16 +46,22 @@ impl HttpWorker {
     }
 }
 
+impl HttpWorker {
+    fn token(&self) -> &str {
+        self.register["sessionToken"].as_str().unwrap()
+    }
+}
+
 /// Claims jobs in a loop. A claim counts as a heartbeat, and its answer carries the cancels.
 async fn claim_jobs(
-    http: Client,
-    url: String,
+    (http, url, token): (Client, String, String),
     wait_ms: u128,
     job_sender: mpsc::UnboundedSender<Job>,
     cancel_sender: mpsc::UnboundedSender<(String, i64)>,
 ) {
     loop {
-        let Ok(answer) = http.post(&url).json(&json!({ "waitMs": wait_ms })).send().await else { return };
+        let claim = http.post(&url).header("x-session-token", &token).json(&json!({ "waitMs": wait_ms }));
+        let Ok(answer) = claim.send().await else { return };
         if answer.status() != StatusCode::OK {
             return;
         }
@@ -74,6 +82,9 @@ impl TestWorker for HttpWorker {
         let base = format!("{}/api/v1/workers", faena.url);
         let mut register =
             json!({"workerId": options.id, "capabilities": options.capabilities, "concurrency": options.concurrency});
+        if let Some(token) = options.session_token {
+            register["sessionToken"] = token.into();
+        }
         if !options.queues.is_empty() {
             register["queues"] = options.queues.into();
         }
@@ -82,6 +93,10 @@ impl TestWorker for HttpWorker {
 
     fn id(&self) -> &str {
         self.register["workerId"].as_str().unwrap()
+    }
+
+    fn session_token(&self) -> Option<String> {
+        self.register["sessionToken"].as_str().map(str::to_owned)
     }
 
     async fn next_job(&mut self) -> Job {
@@ -150,7 +165,8 @@ impl TestWorker for HttpWorker {
     }
 
     async fn leave(self) {
-        let answer = self.http.delete(format!("{}/{}", self.base, self.id())).send().await.unwrap();
+        let leave = self.http.delete(format!("{}/{}", self.base, self.id())).header("x-session-token", self.token());
+        let answer = leave.send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
     }
 }

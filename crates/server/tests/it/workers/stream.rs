@@ -49,12 +49,13 @@ pub struct StreamWorker<T: Transport> {
 }
 
 impl<T: Transport> StreamWorker<T> {
-    async fn open(url: &str, register: Value) -> (StreamWorker<T>, bool) {
+    async fn open(url: &str, mut register: Value) -> (StreamWorker<T>, bool) {
         let mut connection = T::open(url).await;
         connection.sender.send(register.clone()).unwrap();
         let answer = within_timeout("the answer to register", connection.received.recv()).await.unwrap();
         assert_eq!(answer["type"], "registered", "{answer}");
         assert_eq!(answer["workerId"], register["workerId"]);
+        register["sessionToken"] = answer["sessionToken"].clone();
         let is_silent = Arc::new(AtomicBool::new(false));
         let interval_ms = answer["heartbeatIntervalMs"].as_u64().unwrap();
         let heartbeats = send_heartbeats(connection.sender.clone(), is_silent.clone(), heartbeat_period(interval_ms));
@@ -123,6 +124,9 @@ impl<T: Transport> TestWorker for StreamWorker<T> {
         let mut register = json!({
             "type": "register", "workerId": options.id, "capabilities": options.capabilities, "concurrency": options.concurrency,
         });
+        if let Some(token) = options.session_token {
+            register["sessionToken"] = token.into();
+        }
         if !options.queues.is_empty() {
             register["queues"] = options.queues.into();
         }
@@ -131,6 +135,10 @@ impl<T: Transport> TestWorker for StreamWorker<T> {
 
     fn id(&self) -> &str {
         self.register["workerId"].as_str().unwrap()
+    }
+
+    fn session_token(&self) -> Option<String> {
+        self.register["sessionToken"].as_str().map(str::to_owned)
     }
 
     async fn next_job(&mut self) -> Job {
