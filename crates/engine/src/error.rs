@@ -31,6 +31,9 @@ pub enum EngineError {
     /// This server stops and admits no more workers.
     #[error("the server is stopping; connect again in a moment, or to another server")]
     Stopping,
+    /// This server was suspended for longer than its lease.
+    #[error("the server was suspended and joins again; call again in a moment")]
+    LeaseLost,
     /// The configuration of an outbox source cannot be used.
     #[error("outbox source \"{name}\" cannot be used: {source}")]
     InvalidSource { name: String, source: StoreError },

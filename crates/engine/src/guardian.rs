@@ -215,7 +215,7 @@ async fn unattended_jobs(engine: &Engine, now: Timestamp) -> Result<Round, Engin
 }
 
 async fn dead_nodes(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
-    let (config, history) = (&engine.config, &engine.node.lease_history);
+    let (config, history) = (&engine.config, &engine.node.lease.history);
     let round =
         nodes::recover_dead(&*engine.store, history, ms(config.node_lease), config.grace_periods(), now).await?;
     engine.guardian.actions.add(Check::Nodes, round.handled);

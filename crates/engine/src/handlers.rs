@@ -11,11 +11,13 @@ use parking_lot::Mutex;
 
 use crate::{Engine, EngineError, Round, config::ms};
 
-/// Types and queues that were unserved in the last round: each is logged once, not once per round.
+/// Types and queues that were unserved in the last round: each is logged once, not once per round, and many together.
 #[derive(Default)]
 pub struct UnhandledTypes(Mutex<BTreeMap<(String, String), i64>>);
 
 const BATCH: usize = 500;
+/// Number of types that one round logs by themselves. More are logged as one line with these names.
+const LOGGED_TYPES: usize = 3;
 
 pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let counts = engine.store.counts().await?;
@@ -56,9 +58,21 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
 impl UnhandledTypes {
     fn replace(&self, jobs_by_type: BTreeMap<(String, String), i64>) {
         let mut known = self.0.lock();
-        for ((kind, queue), jobs) in jobs_by_type.iter().filter(|(name, _)| !known.contains_key(*name)) {
-            tracing::warn!(job_type = kind, queue, jobs, "no worker can run this job type");
+        let new: Vec<_> = jobs_by_type.iter().filter(|(name, _)| !known.contains_key(*name)).collect();
+        match new.as_slice() {
+            [] => {}
+            few if few.len() <= LOGGED_TYPES => {
+                for ((kind, queue), jobs) in few {
+                    tracing::warn!(job_type = kind, queue, jobs, "no worker can run this job type");
+                }
+            }
+            many => {
+                let jobs: i64 = many.iter().map(|(_, jobs)| **jobs).sum();
+                let examples: Vec<&str> = many.iter().take(LOGGED_TYPES).map(|((kind, _), _)| kind.as_str()).collect();
+                tracing::warn!(types = many.len(), jobs, examples = examples.join(","), "no worker can run these job types");
+            }
         }
+        drop(new);
         *known = jobs_by_type;
     }
 }

@@ -50,8 +50,59 @@ impl LeaseHistory {
         *history = Some((since, now));
     }
 
+    /// Returns whether the last renewal is so recent that no other node can have declared this one dead.
+    fn is_fresh(&self, now: Timestamp, lease_ms: i64) -> bool {
+        matches!(*self.0.lock(), Some((_, last)) if now.ms_since(last) <= lease_ms * 2 / 3)
+    }
+
     fn can_reap(&self, now: Timestamp, lease_ms: i64) -> bool {
         matches!(*self.0.lock(), Some((since, last)) if now.ms_since(since) >= lease_ms && now.ms_since(last) <= lease_ms)
+    }
+}
+
+/// The lease of this process, as code sees it that is about to start a job.
+///
+/// A process that was suspended for longer than its lease continues where it was: with jobs in its hands that other nodes
+/// have started meanwhile. So every start asks here first.
+pub struct Lease {
+    store: Arc<dyn Store>,
+    node: CurrentNode,
+    pub(crate) history: LeaseHistory,
+    lease_ms: i64,
+    /// One renewal serves all that wait for it.
+    renewing: tokio::sync::Mutex<()>,
+}
+
+impl Lease {
+    pub(crate) fn new(store: Arc<dyn Store>, node: CurrentNode, lease_ms: i64, now: Timestamp) -> Lease {
+        let history = LeaseHistory::default();
+        // Joining was the first renewal.
+        history.record_renewal(now, lease_ms);
+        Lease { store, node, history, lease_ms, renewing: tokio::sync::Mutex::default() }
+    }
+
+    /// Returns whether this node certainly owns its claims. Renews the lease first if that was too long ago.
+    ///
+    /// SQLite: the lock on the file is the lease, so no other process can have taken anything.
+    pub async fn holds(&self, now: Timestamp) -> bool {
+        if !self.store.is_shared() || self.history.is_fresh(now, self.lease_ms) {
+            return true;
+        }
+        let _renewing = self.renewing.lock().await;
+        if self.history.is_fresh(now, self.lease_ms) {
+            return true;
+        }
+        match self.store.node_renew(self.node.id(), self.lease_ms, now).await {
+            Ok(true) => {
+                self.history.record_renewal(now, self.lease_ms);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                tracing::warn!(%error, "lease not renewed, no job starts");
+                false
+            }
+        }
     }
 }
 
@@ -90,7 +141,7 @@ pub async fn recover_dead(
 pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let lease_ms = ms(engine.config.node_lease);
     if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {
-        engine.node.lease_history.record_renewal(now, lease_ms);
+        engine.node.lease.history.record_renewal(now, lease_ms);
         engine.report_inputs().await?;
         return Ok(Round::done(1));
     }
@@ -103,6 +154,7 @@ pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, Engin
     let id = NodeId::new();
     join(&*engine.store, id, &engine.config, now).await?;
     engine.node.current.replace(id);
+    engine.node.lease.history.record_renewal(now, lease_ms);
     engine.inputs.reported.lock().clear();
     if engine.config.roles.worker {
         engine.local.record.register(engine, now).await?;

@@ -80,8 +80,10 @@ struct EndedProcess {
     /// Whether it was asked to stop.
     was_asked: bool,
     has_timed_out: bool,
-    /// Whether it ended by itself, with an error and soon after its start.
-    has_failed_at_start: bool,
+    /// Whether it ended by itself, soon after its start.
+    has_ended_early: bool,
+    /// Whether it has ever received a job.
+    has_worked: bool,
 }
 
 impl EndedProcess {
@@ -94,9 +96,23 @@ impl EndedProcess {
             worker,
             was_asked,
             has_timed_out: member.has_timed_out,
-            has_failed_at_start: is_early && !was_asked && !end.is_success(),
+            has_ended_early: is_early && !was_asked,
+            has_worked: member.worker.has_received_jobs(),
             end,
         })
+    }
+}
+
+impl EndedProcess {
+    /// Returns whether it ended before it was of any use: it never connected, or ended successfully without having had a job.
+    ///
+    /// Without this rule a command that ends at once, such as `true`, would be started again without a pause.
+    fn is_useless(&self, worker: Option<&ConnectedWorker>) -> bool {
+        match (self.end.is_success(), worker) {
+            (true, Some(worker)) if worker.state().is_operational() => !worker.has_received_jobs(),
+            (true, None) => !self.has_worked,
+            (_, worker) => !worker.is_some_and(|worker| worker.state().is_operational()),
+        }
     }
 }
 
@@ -188,11 +204,12 @@ impl Pool {
 
     async fn end_worker_of(&self, engine: &Engine, process: &EndedProcess, now: Timestamp) -> Result<(), EngineError> {
         let worker = engine.workers.find(process.worker);
-        let has_failed =
-            process.has_failed_at_start && !worker.as_ref().is_some_and(|worker| worker.state().is_operational());
-        let reason = match process.has_timed_out {
-            true => format!("process did not connect within {:?}", engine.config.scheduled_timeout),
-            false => format!("process {}", process.end),
+        let has_failed = process.has_ended_early && process.is_useless(worker.as_deref());
+        let retry_in = has_failed.then(|| self.delay_next_start(now));
+        let reason = match (process.has_timed_out, retry_in) {
+            (true, _) => format!("process did not connect within {:?}", engine.config.scheduled_timeout),
+            (false, Some(delay)) => format!("process {} at its start; the next one starts in {delay:?}", process.end),
+            (false, None) => format!("process {}", process.end),
         };
         // A process that ends successfully and without jobs is not lost.
         let has_left = (process.end.is_success() || process.was_asked)
@@ -213,21 +230,24 @@ impl Pool {
                 0
             }
         };
-        match has_failed {
-            true => self.record_failed_start(&process.end, jobs, now),
-            false => *self.start_failures.lock() = StartFailures::default(),
+        match retry_in {
+            Some(delay) => self.report_failed_start(&process.end, jobs, delay),
+            None => *self.start_failures.lock() = StartFailures::default(),
         }
         Ok(())
     }
 
-    /// Counts a process that ended at its start and delays the next one.
-    fn record_failed_start(&self, end: &ProcessEnd, jobs: usize, now: Timestamp) {
+    /// Counts a process that ended at its start, and returns how long the next one waits.
+    fn delay_next_start(&self, now: Timestamp) -> Duration {
         let mut failures = self.start_failures.lock();
         failures.count += 1;
         let delay_ms = (500_i64 << failures.count.min(10)).min(MAX_BACKOFF_MS);
         failures.retry_at = Some(now.plus_ms(delay_ms));
-        let (pool, failures) = (&self.config.name, failures.count);
-        let retry_in = Duration::from_millis(delay_ms.unsigned_abs());
+        Duration::from_millis(delay_ms.unsigned_abs())
+    }
+
+    fn report_failed_start(&self, end: &ProcessEnd, jobs: usize, retry_in: Duration) {
+        let (pool, failures) = (&self.config.name, self.start_failures.lock().count);
         let error = match end {
             ProcessEnd::NotStarted(error) => Some(error),
             ProcessEnd::Exited(_) | ProcessEnd::KilledBySignal(_) | ProcessEnd::GuardLost => None,

@@ -86,6 +86,10 @@ pub async fn claim(
         commands = wait_for_commands(&api, &worker, max, Duration::from_millis(wait_ms)).await;
     }
     let jobs: Vec<String> = commands.into_iter().filter_map(job_json).collect();
+    if !jobs.is_empty() && !api.engine.holds_lease(Timestamp::now()).await {
+        // This server was suspended: its jobs may have been assigned again meanwhile.
+        return Err(EngineError::LeaseLost.into());
+    }
     // Both are objects: the fields of the second follow those of the first.
     let notices = serde_json::to_string(&notices(&worker)).expect("notices are JSON");
     let claimed = format!("{{\"jobs\":[{}],{}", jobs.join(","), &notices[1..]);

@@ -73,6 +73,10 @@ pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut stream: impl Work
     api.engine.disconnect_worker(&worker, has_left, Timestamp::now()).await;
 }
 
+fn contains_job(commands: &[WorkerCommand]) -> bool {
+    commands.iter().any(|command| matches!(command, WorkerCommand::Job(_)))
+}
+
 struct Session {
     api: Api,
     worker: Arc<ConnectedWorker>,
@@ -107,7 +111,13 @@ impl Session {
                     ControlFlow::Continue(is_reading) => is_reading,
                     ControlFlow::Break(reason) => return reason,
                 },
-                commands = worker.next_commands() => stream.send_commands(commands).await,
+                commands = worker.next_commands() => {
+                    if contains_job(&commands) && !self.api.engine.holds_lease(Timestamp::now()).await {
+                        // This server was suspended: its jobs may have been assigned again meanwhile.
+                        return Some(CloseReason::ServerDeclaredDead);
+                    }
+                    stream.send_commands(commands).await
+                }
                 _ = heartbeat.tick() => stream.send_heartbeat().await,
             };
             if !is_reading {

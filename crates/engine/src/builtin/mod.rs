@@ -26,7 +26,7 @@ use crate::{
     Bus, EngineConfig,
     driver::panic_text,
     in_flight::{InFlight, InFlightJob},
-    nodes::CurrentNode,
+    nodes::{CurrentNode, Lease},
     recorder,
     reporter::Reporter,
     traces::{Tracer, traceparent_of},
@@ -108,6 +108,7 @@ impl EndCounts {
 
 pub struct BuiltInWorker {
     pub node: CurrentNode,
+    pub lease: Arc<Lease>,
     pub store: Arc<dyn Store>,
     pub config: EngineConfig,
     pub in_flight: Arc<InFlight>,
@@ -228,6 +229,11 @@ impl BuiltInWorker {
     }
 
     async fn run_one(&self, job: Arc<InFlightJob>) {
+        if !self.lease.holds(Timestamp::now()).await {
+            // Another node has it by now, or gets it: the report is fenced by the claim.
+            let line = LogLine::new(Timestamp::now(), LogEvent::Released, "this server was suspended");
+            return self.finish(&job, RunOutcome::Released, vec![line], Timestamp::now());
+        }
         let now = Timestamp::now();
         if let Some(cause) = job.cancel_reason() {
             let line = LogLine::new(now, LogEvent::Cancelled, cause.clone());

@@ -80,7 +80,7 @@ pub struct Engine {
 /// This process as a node: its current id and how long it has kept its lease.
 pub(crate) struct NodeState {
     pub current: CurrentNode,
-    pub lease_history: nodes::LeaseHistory,
+    pub lease: Arc<nodes::Lease>,
 }
 
 /// Claims ready jobs and knows which of them are in flight here.
@@ -164,13 +164,15 @@ impl Engine {
     ) -> Result<Arc<Engine>, EngineError> {
         let node = NodeId::new();
         nodes::join(&*store, node, &config, now).await?;
-        Ok(Arc::new(Engine::new(store, config, node)?))
+        Ok(Arc::new(Engine::new(store, config, node, now)?))
     }
 
-    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId) -> Result<Engine, EngineError> {
+    fn new(store: Arc<dyn Store>, config: EngineConfig, node: NodeId, now: Timestamp) -> Result<Engine, EngineError> {
         let wakeups = Wakeups::default();
         let bus = Bus::default();
-        let node = NodeState { current: CurrentNode::new(node), lease_history: nodes::LeaseHistory::default() };
+        let current = CurrentNode::new(node);
+        let lease = Arc::new(nodes::Lease::new(store.clone(), current.clone(), ms(config.node_lease), now));
+        let node = NodeState { current, lease };
         let loops = Loops::new();
         let measures = Arc::<Measures>::default();
         let workers = Arc::new(Workers::new(wakeups.clone()));
@@ -192,6 +194,7 @@ impl Engine {
         let drain = CancellationToken::new();
         let worker = Arc::new(BuiltInWorker {
             node: node.current.clone(),
+            lease: node.lease.clone(),
             store: store.clone(),
             in_flight: in_flight.clone(),
             reporter: reporter.clone(),
@@ -254,6 +257,11 @@ impl Engine {
 
     pub fn node_id(&self) -> NodeId {
         self.node.current.id()
+    }
+
+    /// Returns whether this node certainly owns its claims, so that their jobs may start.
+    pub async fn holds_lease(&self, now: Timestamp) -> bool {
+        self.node.lease.holds(now).await
     }
 
     /// Returns the id of the built-in worker.

@@ -302,6 +302,10 @@ impl ConnectedWorker {
         status.update_state(now);
     }
 
+    pub(crate) fn has_received_jobs(&self) -> bool {
+        self.status.lock().used
+    }
+
     pub(crate) fn transition(&self, state: WorkerState, now: Timestamp) {
         self.status.lock().transition(state, None, now);
     }

@@ -36,12 +36,13 @@ impl Engine {
             Ok(steps) => steps,
             Err(error) => {
                 tracing::warn!(%error, "jobs not sent, releasing them");
-                for (worker, jobs) in &assignments {
-                    jobs.iter().for_each(|job| self.reports.handler.end(worker, job, ReportKind::Release, None, now));
-                }
-                return;
+                return self.release_undelivered(&assignments, now);
             }
         };
+        if !self.holds_lease(now).await {
+            // Other nodes watch these workers and their jobs by now; the reports are fenced by the claims.
+            return self.release_undelivered(&assignments, now);
+        }
         for (worker, jobs) in assignments {
             if !worker.state().is_operational() && worker.state() != WorkerState::Draining {
                 // Its process is started now and receives the jobs when it has connected.
@@ -59,6 +60,12 @@ impl Engine {
             worker.send(commands);
         }
         self.wakeups.job_started();
+    }
+
+    fn release_undelivered(&self, assignments: &Assignments, now: Timestamp) {
+        for (worker, jobs) in assignments {
+            jobs.iter().for_each(|job| self.reports.handler.end(worker, job, ReportKind::Release, None, now));
+        }
     }
 
     /// Loads the lanes of jobs (a job from another node may be of a lane unknown here) and their finished steps, without

@@ -21,7 +21,7 @@ pub(crate) struct WorkerStatus {
     pub seen_at: Timestamp,
     pub disconnected_at: Option<Timestamp>,
     pub drain: bool,
-    /// An ephemeral worker that has received its only job.
+    /// It has received a job. An ephemeral worker gets no other.
     pub used: bool,
     pub is_ephemeral: bool,
     /// Since when it is in its state.

@@ -58,6 +58,20 @@ async fn pauses_and_the_first_key_are_logged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn many_types_without_a_worker_are_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let faena = Faena::start(folder.path(), &[("FAENA_GUARDIAN_INTERVAL", "200ms")]).await;
+    let jobs: Vec<Value> = (0..200).map(|n| json!({"name": format!("unknown.{n:03}")})).collect();
+    let (status, answer) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    let line = wait_for_line(&faena, &["WARN", "no worker can run these job types"]).await;
+    assert!(line.contains("types=200 jobs=200 examples=\"unknown.000,unknown.001,unknown.002\""), "{line}");
+    faena.submit(json!({"name": "another"})).await;
+    wait_for_line(&faena, &["WARN", "no worker can run this job type", "job_type=\"another\""]).await;
+    assert_eq!(faena.log().matches("no worker can run").count(), 2, "{}", faena.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_report_after_a_timeout_is_no_warning() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[("LOG_LEVEL", "debug")]).await;

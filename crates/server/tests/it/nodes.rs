@@ -224,6 +224,41 @@ async fn a_suspended_postgres_node_loses_its_jobs_changes_nothing_on_waking_and_
     assert_eq!(suspended.job(&id).await, done, "the late report changed the job");
 }
 
+/// A node that was suspended for longer than its lease has claimed jobs that wait for a slot. The other node has started them
+/// meanwhile, so it must not start them when it wakes up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspended_postgres_node_starts_no_job_on_waking_that_it_no_longer_owns() {
+    let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let database = Database::create().await;
+    let [first, second] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
+    let starts = first_folder.path().join("starts");
+    // Each run writes its number when it starts. Runs of one job only grow, so a smaller one after a larger one is a start
+    // of a run that was over.
+    let script = format!("echo $FAENA_JOB_ID $FAENA_RUN >> {}; sleep 0.05", starts.display());
+    let job = json!({"name": "shell.run", "payload": {"argv": ["sh", "-c", script]}, "maxRetries": 20});
+    let (status, answer) = first.post("/api/v1/jobs/batch", json!({"jobs": vec![job; 600]})).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    let started = || fs::read_to_string(&starts).unwrap_or_default().lines().count();
+    for frozen in [&first, &second, &first] {
+        let before = started();
+        eventually("both nodes work", async || (started() >= before + 20).then_some(())).await;
+        frozen.signal("STOP");
+        // Its lease of 2 s has ended, and the other node has recovered its jobs and started some of them.
+        let frozen_at = std::time::Instant::now();
+        eventually("the lease has ended", async || (frozen_at.elapsed() > Duration::from_millis(3_500)).then_some(())).await;
+        frozen.signal("CONT");
+    }
+    first.wait_until_all_jobs_end().await;
+    let mut runs: HashMap<String, i64> = HashMap::new();
+    for line in fs::read_to_string(&starts).unwrap().lines() {
+        let (id, run) = line.split_once(' ').unwrap();
+        let run: i64 = run.parse().unwrap();
+        let last = runs.insert(id.to_owned(), run).unwrap_or(0);
+        assert!(run > last, "job {id}: run {run} started after run {last}");
+    }
+    assert_eq!(runs.len(), 600);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_paused_on_one_postgres_node_is_paused_on_the_other_and_after_a_restart() {
     let database = Database::create().await;

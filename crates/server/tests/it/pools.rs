@@ -164,7 +164,17 @@ async fn a_crashed_process_uses_an_attempt_of_its_job_and_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_fails_at_startup_is_restarted_with_growing_delays() {
-    let server = PoolServer::with_command(r#"command = ["sh", "-c", "echo start >>starts; exit 7"]"#).await;
+    assert_restarted_with_growing_delays(7).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_ends_at_once_without_an_error_is_restarted_with_growing_delays() {
+    assert_restarted_with_growing_delays(0).await;
+}
+
+async fn assert_restarted_with_growing_delays(code: u8) {
+    let command = format!(r#"command = ["sh", "-c", "echo start >>starts; exit {code}"]"#);
+    let server = PoolServer::with_command(&command).await;
     let log = eventually("five failures are logged, and that the pool is broken", async || {
         Some(server.faena.log()).filter(|log| log.contains("ERROR pool is broken"))
     })
@@ -175,7 +185,11 @@ async fn a_command_that_fails_at_startup_is_restarted_with_growing_delays() {
         .map(|line| line.split("retry_in=").nth(1).unwrap().trim_end_matches('s').parse().unwrap())
         .collect();
     assert_eq!(delays, [1, 2, 4, 8, 16]);
-    assert!(failures.iter().all(|line| line.contains("WARN") && line.contains("exit_code=7")), "{log}");
+    let exit_code = format!("exit_code={code}");
+    assert!(failures.iter().all(|line| line.contains("WARN") && line.contains(&exit_code)), "{log}");
+    let reasons: Vec<Value> = server.workers("Terminated").await.iter().map(|worker| worker["reason"].clone()).collect();
+    let reason = reasons.iter().find(|reason| reason.as_str().is_some_and(|text| text.contains("next one starts in 16s")));
+    assert!(reason.is_some(), "{reasons:?}");
     assert!(!log.contains("worker lost"), "one line per failure: {log}");
     let starts = fs::read_to_string(server.folder.path().join("starts")).unwrap().lines().count();
     assert!(starts <= delays.len() + 1, "{starts} starts, {delays:?}");
