@@ -124,7 +124,9 @@ impl From<EngineError> for ApiError {
             error @ EngineError::WorkerActive { .. } => ApiError::new(ErrorCode::Conflict, error.to_string()),
             error @ EngineError::SessionTokenMissing(_) => ApiError::new(ErrorCode::Unauthorized, error.to_string()),
             error @ EngineError::WrongSessionToken(_) => ApiError::new(ErrorCode::Forbidden, error.to_string()),
-            error @ (EngineError::Stopping | EngineError::LeaseLost) => ApiError::new(ErrorCode::Unavailable, error.to_string()),
+            error @ (EngineError::Stopping | EngineError::LeaseLost) => {
+                ApiError::new(ErrorCode::Unavailable, error.to_string())
+            }
             error @ EngineError::BulkNotFound(_) => ApiError::not_found(error.to_string()),
             error @ (EngineError::InvalidSource { .. } | EngineError::UnknownLoop(_) | EngineError::Panicked(_)) => {
                 ApiError::internal(&error.to_string())

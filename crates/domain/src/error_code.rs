@@ -93,7 +93,9 @@ impl ErrorCode {
             ErrorCode::NotFound => "The job, worker, schedule or path does not exist, or it has expired.",
             ErrorCode::MethodNotAllowed => "The path exists, but does not accept this method.",
             ErrorCode::RequestTimeout => "The body did not arrive in time.",
-            ErrorCode::Conflict => "Another job has the unique or idempotency key, another worker has the job, or the worker's id is in use.",
+            ErrorCode::Conflict => {
+                "Another job has the unique or idempotency key, another worker has the job, or the worker's id is in use."
+            }
             ErrorCode::StaleRun => {
                 "The worker reported about a run that is over: another run has the job, or the job has finished. The report is ignored."
             }

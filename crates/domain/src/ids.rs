@@ -16,6 +16,13 @@ static CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 /// It only grows, so it fences the job: a report with an older run number changes nothing.
 pub type Run = i64;
 
+/// Creates a UUIDv7 with this time.
+fn uuid_at(at: Timestamp) -> Uuid {
+    let ms = u64::try_from(at.as_ms()).unwrap_or(0);
+    let nanos = u32::try_from(ms % 1_000).unwrap_or(0) * 1_000_000;
+    Uuid::new_v7(uuid::Timestamp::from_unix(&CONTEXT, ms / 1_000, nanos))
+}
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -27,7 +34,7 @@ macro_rules! id {
         impl $name {
             /// Creates an id that sorts after every id created before it in this process.
             pub fn new() -> Self {
-                Self(Uuid::now_v7())
+                Self(uuid_at(Timestamp::now()))
             }
         }
 
@@ -89,9 +96,7 @@ id!(
 impl JobId {
     /// Creates the id of a job that is created at `at`. The id contains the time.
     pub fn at(at: Timestamp) -> JobId {
-        let ms = u64::try_from(at.as_ms()).unwrap_or(0);
-        let nanos = u32::try_from(ms % 1_000).unwrap_or(0) * 1_000_000;
-        JobId(Uuid::new_v7(uuid::Timestamp::from_unix(&CONTEXT, ms / 1_000, nanos)))
+        JobId(uuid_at(at))
     }
 
     /// Returns the creation time of the job.

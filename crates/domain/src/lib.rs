@@ -6,6 +6,7 @@
 mod address;
 mod api_key;
 mod audit;
+mod clock;
 mod cloud_event;
 mod error_code;
 mod error_chain;
@@ -34,6 +35,7 @@ pub mod worker_state;
 pub use address::{AddressError, AddressRule};
 pub use api_key::{ApiKey, ApiKeyText, KeyHash, KeyScope, NewApiKey, StoredApiKey, parse_groups};
 pub use audit::AuditRow;
+pub use clock::{ClockMeasurement, SteadyClock};
 pub use cloud_event::{CloudEvent, SOURCE, event_type_matches};
 pub use error_chain::error_chain;
 pub use error_code::{ErrorCode, UnknownErrorCode};

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, fmt, time::Duration};
 
+use crate::clock;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -21,9 +22,9 @@ impl Timestamp {
         self.0
     }
 
-    /// Reads the system clock. Only handlers, `main` and the loop driver may call it.
+    /// Reads the clock of this process, which never goes back. Only handlers, `main` and the loop driver may call it.
     pub fn now() -> Self {
-        Timestamp(jiff::Timestamp::now().as_millisecond())
+        clock::now()
     }
 
     pub fn plus_ms(self, ms: i64) -> Self {

@@ -69,7 +69,12 @@ impl UnhandledTypes {
             many => {
                 let jobs: i64 = many.iter().map(|(_, jobs)| **jobs).sum();
                 let examples: Vec<&str> = many.iter().take(LOGGED_TYPES).map(|((kind, _), _)| kind.as_str()).collect();
-                tracing::warn!(types = many.len(), jobs, examples = examples.join(","), "no worker can run these job types");
+                tracing::warn!(
+                    types = many.len(),
+                    jobs,
+                    examples = examples.join(","),
+                    "no worker can run these job types"
+                );
             }
         }
         drop(new);

@@ -130,7 +130,9 @@ impl InFlightJob {
     }
 
     pub fn start(&self, now: Timestamp) {
-        self.started_at.store(now.as_ms().max(1), Ordering::Release);
+        // The clocks of two nodes differ by some milliseconds, and a log must not go back.
+        let at = now.max(self.claimed_at);
+        self.started_at.store(at.as_ms().max(1), Ordering::Release);
     }
 
     pub fn started_at(&self) -> Option<Timestamp> {

@@ -8,7 +8,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena_domain::{NodeId, Timestamp};
+use faena_domain::{ClockMeasurement, NodeId, Timestamp};
 use faena_store::{ClaimCutoff, GUARDIAN, GracePeriods, NodeInfo, Store, StoreError};
 use parking_lot::{Mutex, RwLock};
 
@@ -137,11 +137,25 @@ pub async fn recover_dead(
     Ok(Round { handled, more: handled > 0, next_at: None })
 }
 
+/// Lets the clock of this process follow that of a shared database, so that all nodes have the same time.
+///
+/// A node whose system clock is wrong, or is set while it runs, would declare the others dead or delay what they scheduled.
+pub async fn follow_database_clock(store: &dyn Store) -> Result<(), StoreError> {
+    let measurement = ClockMeasurement::begin();
+    if let Some(time) = store.shared_time().await? {
+        measurement.end(time);
+    }
+    Ok(())
+}
+
 /// Renews this node's lease and reports the state of its sources and inboxes. If another node has declared it dead, drops everything and joins again as a new node.
 pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let lease_ms = ms(engine.config.node_lease);
     if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {
         engine.node.lease.history.record_renewal(now, lease_ms);
+        if let Err(error) = follow_database_clock(&*engine.store).await {
+            tracing::debug!(%error, "clock of the database not read");
+        }
         engine.report_inputs().await?;
         return Ok(Round::done(1));
     }

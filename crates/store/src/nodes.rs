@@ -12,6 +12,9 @@ use crate::{LaneId, Result};
 /// Nodes: the server processes and their leases.
 #[async_trait]
 pub trait NodeStore: Send + Sync + 'static {
+    /// Returns the clock of a database that several nodes share. `None`: no other process uses it.
+    async fn shared_time(&self) -> Result<Option<Timestamp>>;
+
     /// Registers this process as a node. It owns its claims while its lease lasts.
     async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()>;
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use faena_domain::{
-    ApiKeyId, JobId, KeyHash, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    ApiKeyId, JobId, KeyHash, NodeId, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState,
+    WorkerView,
 };
 use uuid::Uuid;
 

@@ -181,17 +181,15 @@ async fn handle_report(
     let job_id = parse_job_id(&job)?;
     let body = read_body(&api, body).await?;
     let mut fields = optional_fields(&api, &body)?;
-    // Between two calls nothing ties a report to the claim that it is about.
-    if !fields.is_present("run") {
-        fields.reject("run", "is required; it is in the claimed job");
-    }
     let run: Option<Run> = fields.take("run", "a whole number");
     let kind = parse_kind(name, &mut fields);
     // Names every bad field; what is wrong with the report as a whole comes second.
     finish(fields)?;
+    // Between two calls nothing ties a report to the claim that it is about.
+    let run = run.ok_or_else(|| ApiError::invalid_field("run", "is required; it is in the claimed job"))?;
     let kind = kind?;
     let worker = find_worker(&api, &key, token).await?;
-    api.engine.reports.handler.handle_one(&worker, Report { job_id, run, kind }, Timestamp::now()).await??;
+    api.engine.reports.handler.handle_one(&worker, Report { job_id, run: Some(run), kind }, Timestamp::now()).await??;
     Ok(Json(Reported { ok: true }))
 }
 

@@ -141,6 +141,7 @@ pub struct Loops {
 impl Engine {
     /// Joins as a new node and starts all loops.
     pub async fn start(store: Arc<dyn Store>, config: EngineConfig) -> Result<Arc<Engine>, EngineError> {
+        nodes::follow_database_clock(&*store).await?;
         let now = Timestamp::now();
         let engine = Engine::without_loops(store, config, now).await?;
         if engine.config.roles.worker {

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use faena_domain::{
-    ApiKeyId, FieldError, JobId, KeyHash, Run, SecretText, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState,
+    ApiKeyId, FieldError, JobId, KeyHash, Run, SecretText, Timestamp, WorkerCapabilities, WorkerId, WorkerKind,
+    WorkerState,
 };
 use faena_store::{GUARDIAN, ResumedJob, StoreError, WorkerAdmitted, WorkerEnd};
 

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena_domain::{ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, NewJob, Run, SecretText, Timestamp, WorkerState};
+use faena_domain::{
+    ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, NewJob, Run, SecretText, Timestamp, WorkerState,
+};
 use faena_engine::{
     CancelResult, EngineConfig, EngineError, PoolConfig,
     breaker::BreakerState,
@@ -27,7 +29,8 @@ fn registration(key: &str) -> Registration {
 
 /// Registers a worker. Also returns the registration with which it reconnects.
 async fn connect_first(fixture: &Fixture, first: Registration) -> (Arc<ConnectedWorker>, Registration) {
-    let connected = fixture.engine.register_worker(first.clone(), Transport::WebSocket, Timestamp::now()).await.unwrap();
+    let connected =
+        fixture.engine.register_worker(first.clone(), Transport::WebSocket, Timestamp::now()).await.unwrap();
     (connected.worker, Registration { session_token: Some(connected.session_token), ..first })
 }
 
@@ -165,7 +168,8 @@ async fn a_worker_that_is_alive_is_not_taken_over() {
     assert!(!worker.closing.is_cancelled(), "its connection stays open");
     let cut_at = Timestamp::now();
     fixture.engine.disconnect_worker(&worker, false, cut_at).await;
-    let refused = fixture.engine.register_worker(registration("mine"), Transport::WebSocket, cut_at).await.err().unwrap();
+    let refused =
+        fixture.engine.register_worker(registration("mine"), Transport::WebSocket, cut_at).await.err().unwrap();
     assert!(refused.to_string().contains(&cut_at.plus_ms(10_000).to_string()), "it says when: {refused}");
     let back = fixture.engine.register_worker(again.clone(), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed && back.worker.has_job(job.id()));

@@ -147,7 +147,8 @@ impl Faena {
     /// Sends a request. One of a worker that was registered this way has its session token.
     pub async fn post(&self, path: &str, mut body: Value) -> (StatusCode, Value) {
         let is_registration = path == "/api/v1/workers/register";
-        if let Some(token) = body["workerId"].as_str().and_then(|id| self.session_token(id)).filter(|_| is_registration) {
+        if let Some(token) = body["workerId"].as_str().and_then(|id| self.session_token(id)).filter(|_| is_registration)
+        {
             body["sessionToken"] = token.into();
         }
         let mut request = self.http.post(format!("{}{path}", self.url)).json(&body);

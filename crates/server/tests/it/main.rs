@@ -7,6 +7,8 @@
 mod access_log;
 mod adapters;
 mod certificate;
+#[cfg(target_os = "linux")]
+mod clocks;
 mod bad_input;
 mod command_line;
 mod connections;

@@ -245,7 +245,8 @@ async fn a_suspended_postgres_node_starts_no_job_on_waking_that_it_no_longer_own
         frozen.signal("STOP");
         // Its lease of 2 s has ended, and the other node has recovered its jobs and started some of them.
         let frozen_at = std::time::Instant::now();
-        eventually("the lease has ended", async || (frozen_at.elapsed() > Duration::from_millis(3_500)).then_some(())).await;
+        eventually("the lease has ended", async || (frozen_at.elapsed() > Duration::from_millis(3_500)).then_some(()))
+            .await;
         frozen.signal("CONT");
     }
     first.wait_until_all_jobs_end().await;

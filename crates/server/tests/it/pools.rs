@@ -187,8 +187,10 @@ async fn assert_restarted_with_growing_delays(code: u8) {
     assert_eq!(delays, [1, 2, 4, 8, 16]);
     let exit_code = format!("exit_code={code}");
     assert!(failures.iter().all(|line| line.contains("WARN") && line.contains(&exit_code)), "{log}");
-    let reasons: Vec<Value> = server.workers("Terminated").await.iter().map(|worker| worker["reason"].clone()).collect();
-    let reason = reasons.iter().find(|reason| reason.as_str().is_some_and(|text| text.contains("next one starts in 16s")));
+    let reasons: Vec<Value> =
+        server.workers("Terminated").await.iter().map(|worker| worker["reason"].clone()).collect();
+    let reason =
+        reasons.iter().find(|reason| reason.as_str().is_some_and(|text| text.contains("next one starts in 16s")));
     assert!(reason.is_some(), "{reasons:?}");
     assert!(!log.contains("worker lost"), "one line per failure: {log}");
     let starts = fs::read_to_string(server.folder.path().join("starts")).unwrap().lines().count();

@@ -8,7 +8,9 @@ use crate::{
     load::assert_completed_once,
     postgres::Database,
     worker_failover::two_nodes,
-    workers::{Grpc, HttpWorker, Interruption, StreamWorker, TestWorker, Transport, WebSocket, WorkerOptions, within_timeout},
+    workers::{
+        Grpc, HttpWorker, Interruption, StreamWorker, TestWorker, Transport, WebSocket, WorkerOptions, within_timeout,
+    },
 };
 
 /// Registers over plain HTTP, without the help of `Faena::post`, which remembers session tokens.

@@ -21,6 +21,10 @@ use crate::{
 
 #[async_trait]
 impl NodeStore for Sqlite {
+    async fn shared_time(&self) -> Result<Option<Timestamp>> {
+        Ok(None)
+    }
+
     async fn node_join(&self, node: NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
         self.writer.call(move |tx| join(tx, &node, lease_ms, now)).await
     }

@@ -12,8 +12,8 @@ use std::{
 };
 
 use faena_domain::{
-    ErrorReason, JobId, JobState, JobView, KeyHash, Limit, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Rate, Scope,
-    Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
+    ErrorReason, JobId, JobState, JobView, KeyHash, Limit, LogEvent, LogLine, NewJob, NodeId, Priority, Progress, Rate,
+    Scope, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,
 };
 use faena_store::{
     CancelOutcome, ClaimRequest, ClaimResult, ClaimedJob, DueResult, Filter, GracePeriods, JobPatch, Lane, LaneId,

@@ -6,7 +6,8 @@ use faena_domain::{
     ApiKeyId, JobState, KeyHash, NewJob, NodeId, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState,
 };
 use faena_store::{
-    CancelOutcome, ClaimRequest, Filter, Owner, RunEnd, Signal, StoreError, Tally, WorkerAdmitted, WorkerEntry, WorkerUpdate,
+    CancelOutcome, ClaimRequest, Filter, Owner, RunEnd, Signal, StoreError, Tally, WorkerAdmitted, WorkerEntry,
+    WorkerUpdate,
 };
 
 use crate::support::*;

@@ -65,7 +65,10 @@ async fn each_invalid_request_is_answered_with_its_status_and_code() {
         let short: String = body.chars().take(80).collect();
         assert_eq!((found, answer["error"]["code"].as_str()), (status, Some(code)), "{path} {short}: {answer}");
     }
-    let (status, answer) = fixture.faena.post(&format!("/api/v1/workers{own}/complete"), json!({"run": claimed["jobs"][0]["run"], "result": 1})).await;
+    let (status, answer) = fixture
+        .faena
+        .post(&format!("/api/v1/workers{own}/complete"), json!({"run": claimed["jobs"][0]["run"], "result": 1}))
+        .await;
     assert_eq!(status, StatusCode::OK, "{answer}");
     assert_completed_once(&fixture.faena.wait_for_state(&running, "COMPLETED").await);
     fixture.assert_undisturbed().await;

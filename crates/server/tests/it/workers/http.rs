@@ -30,7 +30,8 @@ impl HttpWorker {
         let (job_sender, jobs) = mpsc::unbounded_channel();
         let (cancel_sender, cancels) = mpsc::unbounded_channel();
         let url = format!("{base}/{id}/claim");
-        let claims = tokio::spawn(claim_jobs((http.clone(), url, token), wait_ms, job_sender, cancel_sender)).abort_handle();
+        let claims =
+            tokio::spawn(claim_jobs((http.clone(), url, token), wait_ms, job_sender, cancel_sender)).abort_handle();
         (HttpWorker { base: base.into(), register, http, jobs, cancels, claims }, answer["resumed"] == true)
     }
 
