@@ -60,6 +60,10 @@ pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut stream: impl Work
     let mut session = Session { budget: MessageBudget::new(worker.concurrency), api, worker, has_left: false };
     let reason = session.run(&mut stream).await;
     let Session { api, worker, has_left, .. } = session;
+    if has_left {
+        // Before the stream ends, so that its id is free when the worker sees that.
+        api.engine.disconnect_worker(&worker, true, Timestamp::now()).await;
+    }
     match reason {
         Some(reason) => {
             if let CloseReason::NotReading | CloseReason::TooManyMessages | CloseReason::KeyEnded = reason {
@@ -70,7 +74,9 @@ pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut stream: impl Work
         }
         None => drop(stream),
     }
-    api.engine.disconnect_worker(&worker, has_left, Timestamp::now()).await;
+    if !has_left {
+        api.engine.disconnect_worker(&worker, false, Timestamp::now()).await;
+    }
 }
 
 fn contains_job(commands: &[WorkerCommand]) -> bool {

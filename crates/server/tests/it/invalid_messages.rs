@@ -70,10 +70,16 @@ impl RawSocket {
     }
 
     async fn register(faena: &Faena, id: &str, kind: &str) -> RawSocket {
+        RawSocket::resume(faena, id, kind, Value::Null).await.0
+    }
+
+    /// Registers with the session token of an earlier registration, or `null`. Also returns the token.
+    async fn resume(faena: &Faena, id: &str, kind: &str, token: Value) -> (RawSocket, Value) {
         let mut socket = RawSocket::connect(faena).await;
-        let frame = json!({"type": "register", "workerId": id, "capabilities": [kind]});
-        assert_eq!(socket.call(frame.to_string()).await["type"], "registered");
-        socket
+        let frame = json!({"type": "register", "workerId": id, "sessionToken": token, "capabilities": [kind]});
+        let answer = socket.call(frame.to_string()).await;
+        assert_eq!(answer["type"], "registered", "{answer}");
+        (socket, answer["sessionToken"].clone())
     }
 
     async fn send(&mut self, message: impl Into<Message>) {

@@ -235,7 +235,7 @@ async fn a_suspended_postgres_node_starts_no_job_on_waking_that_it_no_longer_own
     // Each run writes its number when it starts. Runs of one job only grow, so a smaller one after a larger one is a start
     // of a run that was over.
     let script = format!("echo $FAENA_JOB_ID $FAENA_RUN >> {}; sleep 0.05", starts.display());
-    let job = json!({"name": "shell.run", "payload": {"argv": ["sh", "-c", script]}, "maxRetries": 20});
+    let job = json!({"name": "shell.run", "payload": {"argv": ["sh", "-c", script]}, "maxRetries": 10});
     let (status, answer) = first.post("/api/v1/jobs/batch", json!({"jobs": vec![job; 600]})).await;
     assert_eq!(status, StatusCode::CREATED, "{answer}");
     let started = || fs::read_to_string(&starts).unwrap_or_default().lines().count();

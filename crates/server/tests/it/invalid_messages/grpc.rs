@@ -112,16 +112,18 @@ async fn each_invalid_message_is_answered_with_its_code_and_the_stream_stays_ope
         (Some(FromWorker::Progress(progress)), "VALIDATION_ERROR"),
         (Some(FromWorker::Log(log)), "VALIDATION_ERROR"),
         (Some(FromWorker::Log(built_in)), "VALIDATION_ERROR"),
-        (complete(other, None, "1"), "CONFLICT"),
+        (complete(&running, None, "1"), "VALIDATION_ERROR"),
         (complete(other, other_run, "1"), "CONFLICT"),
-        (complete(UNKNOWN_JOB, None, "1"), "NOT_FOUND"),
+        (complete(UNKNOWN_JOB, Some(1), "1"), "NOT_FOUND"),
         (complete(&old.id, Some(old.run - 1), "1"), "STALE_RUN"),
         (complete(&running, None, &json!("x".repeat(2 << 20)).to_string()), "PAYLOAD_TOO_LARGE"),
     ];
     for (number, (message, expected)) in cases.into_iter().enumerate() {
         assert_eq!(stream.call_expecting_error(message).await, expected, "case {number}");
     }
-    let Ok(FromServer::Ack(ack)) = stream.call(complete(&running, None, "\"well\"")).await else { panic!("no ack") };
+    let Ok(FromServer::Ack(ack)) = stream.call(complete(&running, Some(assigned.run), "\"well\"")).await else {
+        panic!("no ack")
+    };
     assert!(ack.ok, "{ack:?}");
     assert_completed_once(&fixture.faena.wait_for_state(&running, "COMPLETED").await);
     fixture.assert_undisturbed().await;

@@ -1,7 +1,7 @@
 //! Invalid frames on a WebSocket.
 
 use futures_util::SinkExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
 use super::{Fixture, RawSocket, UNKNOWN_JOB, code};
@@ -134,15 +134,18 @@ async fn a_client_that_floods_the_websocket_is_disconnected_with_a_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_oversized_frame_closes_the_connection_and_the_worker_may_resume_its_job() {
     let fixture = Fixture::start(&[]).await;
-    let mut socket = RawSocket::register(&fixture.faena, "bad", "bad").await;
+    let (mut socket, token) = RawSocket::resume(&fixture.faena, "bad", "bad", Value::Null).await;
     let id = fixture.faena.submit(json!({"name": "bad"})).await;
-    assert_eq!(socket.receive().await["job"]["id"], id.as_str());
+    let assigned = socket.receive().await;
+    assert_eq!(assigned["job"]["id"], id.as_str());
+    let run = &assigned["job"]["run"];
     let huge = json!({"type": "complete", "jobId": id, "result": "x".repeat(17 << 20)}).to_string();
     // The server may close the connection before the whole frame is sent.
     let _ = socket.0.send(Message::text(huge)).await;
     assert_eq!(socket.wait_until_closed().await["type"], "closed");
-    let mut socket = RawSocket::register(&fixture.faena, "bad", "bad").await;
-    let answer = socket.call(json!({"type": "complete", "jobId": id, "result": "short"}).to_string()).await;
+    let (mut socket, _) = RawSocket::resume(&fixture.faena, "bad", "bad", token).await;
+    let complete = json!({"type": "complete", "jobId": id, "run": run, "result": "short"});
+    let answer = socket.call(complete.to_string()).await;
     assert_eq!(answer["ok"], true, "{answer}");
     let done = fixture.faena.wait_for_state(&id, "COMPLETED").await;
     assert_completed_once(&done);
