@@ -126,7 +126,7 @@ impl JobWatches {
 #[derive(PartialEq)]
 struct Version {
     updated_at: Timestamp,
-    log_entries: usize,
+    log_entries: u64,
     last_entry_at: Option<Timestamp>,
     state: JobState,
 }
@@ -135,7 +135,7 @@ impl Version {
     fn of(job: &JobView) -> Version {
         Version {
             updated_at: job.updated_at,
-            log_entries: job.execution_log.len(),
+            log_entries: job.execution_log_omitted + job.execution_log.len() as u64,
             last_entry_at: job.execution_log.last().map(|entry| entry.timestamp),
             state: job.status,
         }

@@ -210,6 +210,7 @@ fn jobs() -> Routes {
         .get("/{id}/why", Job(Read), rest::jobs::why, docs::jobs::why)
         .post("/{id}/cancel", Job(Write), rest::jobs::cancel, docs::jobs::cancel)
         .post("/{id}/retry", Job(Write), rest::jobs::retry, docs::jobs::retry)
+        .get("/{id}/log", Job(Read), rest::job_log::log, docs::jobs::log)
         .get("/{id}/events", Job(Read), rest::job_events::stream_job_events, docs::jobs::events)
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use faena::{ChangedJob, ErrorReason, Job, JobState};
+use faena::{ChangedJob, ErrorReason, Job, JobState, LogEntry};
 use faena_domain::Explanation;
 use serde::Deserialize;
 
@@ -24,6 +24,9 @@ pub enum Command {
     /// Show a job's details and log
     #[command(after_help = "Example:\n  faena jobs show 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
     Show(JobArguments),
+    /// Show a job's log page by page, oldest entry first
+    #[command(after_help = "Example:\n  faena jobs log 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10 --limit 1000")]
+    Log(LogArguments),
     /// Follow a job until it finishes
     #[command(
         after_help = "Exits with 0 if the job completes, with 1 if it fails or is cancelled.\n\nExample:\n  faena jobs watch 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10"
@@ -46,6 +49,28 @@ pub struct JobArguments {
     id: String,
     #[command(flatten)]
     connection: Connection,
+}
+
+#[derive(Args)]
+pub struct LogArguments {
+    /// Job id
+    id: String,
+    /// Maximum number of entries, up to 1000
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    limit: u32,
+    /// Cursor from the previous page
+    #[arg(long)]
+    cursor: Option<String>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// A page of a log.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct JobLog {
+    entries: Vec<LogEntry>,
+    next_cursor: Option<String>,
 }
 
 #[derive(Args)]
@@ -119,6 +144,11 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::Show(job) => {
             let api = Api::new(&job.connection)?;
             api.show(api.get(&path(&job.id, "")), describe).await
+        }
+        Command::Log(log) => {
+            let api = Api::new(&log.connection)?;
+            let request = api.get(&path(&log.id, "/log")).query("limit", log.limit).query_opt("cursor", log.cursor);
+            api.show(request, log_text).await
         }
         Command::Watch(job) => watch::watch(&Api::new(&job.connection)?, &job.id).await,
         Command::Why(job) => {
@@ -268,12 +298,27 @@ pub fn describe(job: &Job) -> String {
         details.add_opt("  error", job.error.as_ref().map(|error| format!("{error}{reason}")));
     }
     details.line("  log");
+    if job.execution_log_omitted > 0 {
+        details.line(&format!("    {} earlier entries: faena jobs log {}", job.execution_log_omitted, job.id));
+    }
     for entry in &job.execution_log {
-        let run = entry.run.map(|run| format!(" [run {run}]")).unwrap_or_default();
-        let line = format!("    {}  {:<16} {}{run}", entry.timestamp, entry.event, entry.details);
-        details.line(line.trim_end());
+        details.line(&format!("    {}", log_line(entry)));
     }
     details.text()
+}
+
+fn log_line(entry: &LogEntry) -> String {
+    let run = entry.run.map(|run| format!(" [run {run}]")).unwrap_or_default();
+    format!("{}  {:<16} {}{run}", entry.timestamp, entry.event, entry.details).trim_end().to_owned()
+}
+
+/// Returns the text of a page of a log.
+fn log_text(page: &JobLog) -> String {
+    let mut lines: Vec<String> = page.entries.iter().map(log_line).collect();
+    if let Some(cursor) = &page.next_cursor {
+        lines.push(format!("more entries: add --cursor {cursor}"));
+    }
+    lines.join("\n")
 }
 
 /// Returns why a run did not complete, unless its handler reported the error: then the error says it.

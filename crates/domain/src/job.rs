@@ -109,6 +109,8 @@ pub struct JobLimits {
     pub max_retries: u32,
     pub max_batch: usize,
     pub max_depends_on: usize,
+    /// Dependencies of all jobs of a batch together. A batch is one transaction, for which other writers wait.
+    pub max_batch_depends_on: usize,
     pub max_tags: usize,
 }
 
@@ -120,6 +122,7 @@ impl Default for JobLimits {
             max_retries: 10,
             max_batch: 10_000,
             max_depends_on: 1_000,
+            max_batch_depends_on: 20_000,
             max_tags: 32,
         }
     }
@@ -353,6 +356,9 @@ pub struct JobView {
     /// What happened to the job; not in lists.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub execution_log: Vec<LogEntry>,
+    /// The number of older entries that `execution_log` does not contain; `GET /jobs/{id}/log` has those that are kept.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub execution_log_omitted: u64,
     /// Schedule that created it.
     pub schedule_id: Option<String>,
     /// Due time of the schedule that created it.
@@ -383,6 +389,10 @@ pub struct JobView {
     /// Labels to search for.
     #[serde(default)]
     pub tags: Vec<String>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 #[cfg(test)]

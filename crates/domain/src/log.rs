@@ -58,6 +58,7 @@ log_events! {
     ParentsDone "parents_done",
     WebhookSent "webhook_sent",
     WebhookFailed "webhook_failed",
+    Dropped "dropped",
 }
 
 const MAX_NAME_BYTES: usize = 64;

@@ -13,6 +13,8 @@ use crate::{Engine, EngineError, Round, config::ms};
 
 /// Jobs or tasks per step: they share a transaction.
 const MAX_STEP: usize = 50;
+/// Jobs or tasks that an action without a rate searches for at a time. The search takes longer than a step if there are many lanes.
+const MAX_FOUND: usize = 1_000;
 /// An action without a rate is run by the caller that requested it. If that caller dies, a loop continues after this time.
 const LEASE: Duration = Duration::from_secs(5);
 /// Steps per round of an action without a rate.
@@ -45,20 +47,31 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
     Ok(Round { handled: usize::try_from(handled).unwrap_or(usize::MAX), more: true, next_at: None })
 }
 
-/// Acts on the next few jobs. If another node has done so already, nothing happens.
-async fn step(store: &dyn Store, bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
+/// Acts on the next jobs, a few per transaction. If another node has done so already, nothing happens.
+async fn step(store: &dyn Store, mut bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
     let per_second = bulk.per_second.map(|n| n as usize);
     let size = per_second.map_or(MAX_STEP, |n| (n / 10).clamp(1, MAX_STEP));
-    let (ids, next) = find(store, &bulk, size).await?;
-    let due_at = match next {
-        Some(next) if next < bulk.up_to => Some(match per_second {
-            Some(n) => now.plus_ms(i64::try_from((ids.len() * 1_000).div_ceil(n)).unwrap_or(1_000)),
-            None => now.plus_ms(ms(LEASE)),
-        }),
-        _ => None,
+    let (ids, next) = find(store, &bulk, if per_second.is_some() { size } else { MAX_FOUND }).await?;
+    let end = next.filter(|next| *next < bulk.up_to);
+    let pause_ms = match per_second {
+        Some(n) => i64::try_from((ids.len() * 1_000).div_ceil(n)).unwrap_or(1_000),
+        None => ms(LEASE),
     };
-    let last = next.or(ids.last().copied());
-    store.bulk_step(BulkStep { bulk, ids, last, due_at }, now).await?;
+    let mut parts: Vec<&[Uuid]> = ids.chunks(size).collect();
+    if parts.is_empty() {
+        parts.push(&[]);
+    }
+    let count = parts.len();
+    for (index, part) in parts.into_iter().enumerate() {
+        let is_last = index + 1 == count;
+        let due_at = (!is_last || end.is_some()).then(|| now.plus_ms(pause_ms));
+        let last = if is_last { next.or(part.last().copied()) } else { part.last().copied() };
+        let step = BulkStep { bulk: bulk.clone(), ids: part.to_vec(), last, due_at };
+        if !store.bulk_step(step, now).await? {
+            break;
+        }
+        (bulk.last, bulk.due_at) = (last.or(bulk.last), due_at);
+    }
     Ok(())
 }
 

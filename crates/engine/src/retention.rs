@@ -1,5 +1,5 @@
 //! Deletes finished jobs and tasks, events and history that are older than their retention, in small batches, and creates the
-//! partitions of the coming days.
+//! partitions of the coming days. Reclaims lanes that have no jobs any more.
 
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use faena_store::{Retention, Store, StoreError};
 use crate::{Round, config::ms};
 
 const BATCH: usize = 500;
+const LANE_BATCH: usize = 500;
 /// Events are smaller than jobs, and there are more of them.
 const EVENT_BATCH: usize = 5_000;
 
@@ -23,6 +24,8 @@ pub async fn run_once(
     let events = store.event_prune(now.plus_ms(-ms(keep_events)), EVENT_BATCH, now).await?;
     let (hours, days) = (now.plus_ms(-retention.hourly_history_ms), now.plus_ms(-retention.daily_history_ms));
     let history = store.history_prune(hours, days, EVENT_BATCH).await?;
-    let more = jobs == BATCH || tasks == BATCH || events == EVENT_BATCH || history >= EVENT_BATCH;
-    Ok(Round { handled: jobs + tasks + events + history, more, next_at: None })
+    let lanes = store.lane_reclaim(LANE_BATCH).await?;
+    let more =
+        jobs == BATCH || tasks == BATCH || events == EVENT_BATCH || history >= EVENT_BATCH || lanes == LANE_BATCH;
+    Ok(Round { handled: jobs + tasks + events + history + lanes, more, next_at: None })
 }

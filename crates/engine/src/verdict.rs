@@ -32,7 +32,7 @@ pub fn judge(job: &InFlightJob, result: Result<Option<String>, Failure>, now: Ti
         };
     }
     let event = if failure.reason == ErrorReason::Timeout { LogEvent::Timeout } else { LogEvent::Failed };
-    let line = LogLine::new(now, event, failure.message.clone());
+    let line = LogLine::new(now, event, shortened(&failure.message));
     let random = rand::random::<f64>();
     match claimed.options.retry.decide(claimed.retry_count, &failure, random) {
         RetryDecision::RetryAfter { delay_ms } => {
@@ -42,5 +42,29 @@ pub fn judge(job: &InFlightJob, result: Result<Option<String>, Failure>, now: Ti
             (RunOutcome::Retry { due_at, error: failure.message, reason: failure.reason }, vec![line, next])
         }
         RetryDecision::Fail => (RunOutcome::Failed { error: failure.message, reason: failure.reason }, vec![line]),
+    }
+}
+
+/// Bytes of an error in the log. The error itself is stored beside it, as long as it is.
+const MAX_LOGGED_BYTES: usize = 8 << 10;
+
+/// Returns the beginning of a long error.
+fn shortened(error: &str) -> String {
+    if error.len() <= MAX_LOGGED_BYTES {
+        return error.to_owned();
+    }
+    let end = (0..=MAX_LOGGED_BYTES).rev().find(|at| error.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}…", &error[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_has_the_beginning_of_a_long_error() {
+        assert_eq!(shortened("no"), "no");
+        let long = shortened(&"é".repeat(MAX_LOGGED_BYTES));
+        assert!(long.len() <= MAX_LOGGED_BYTES + 3 && long.ends_with("é…"));
     }
 }

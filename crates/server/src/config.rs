@@ -33,7 +33,7 @@ use faena_engine::{
     EngineConfig, InboxConfig, OutboxConfig, PoolConfig, PoolToken, Roles, SinkConfig, SourceConfig, Target,
     WebhookConfig,
 };
-use faena_store::{ConfiguredRules, Retention, StoreOptions};
+use faena_store::{ConfiguredRules, Retention, StoreOptions, StoredJobLimits};
 use ipnet::IpNet;
 use toml::{
     Spanned,
@@ -378,6 +378,12 @@ impl Config {
             migrate,
             timeout_ms: u64::try_from(self.duration_ms("database.timeout")).unwrap_or(10_000),
             listen_url: Some(self.text("database.listen_url").to_owned()).filter(|url| !url.is_empty()),
+            job_limits: StoredJobLimits {
+                log_entries: self.size("limits.log_entries"),
+                log_bytes: self.size("limits.log_bytes"),
+                steps: self.size("limits.steps"),
+                step_bytes: self.size("limits.step_bytes"),
+            },
             ..StoreOptions::default()
         }
     }

@@ -18,14 +18,47 @@
 
 -- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists go lane by lane.
 -- keyed: its jobs have a concurrencyKey and form one key queue per key.
+-- retired: it had no jobs and will be deleted; no job may enter it. fence: transactions before this one may still have seen it in use.
 CREATE TABLE faena.lane (
     id       integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue    text NOT NULL,
     type     text NOT NULL,
     priority smallint NOT NULL,
     keyed    boolean NOT NULL DEFAULT false,
+    retired  boolean NOT NULL DEFAULT false,
+    fence    xid8,
     UNIQUE (queue, type, priority, keyed)
 );
+CREATE INDEX lane_retired ON faena.lane (id) WHERE retired;
+
+-- Returns the ids of lanes, in the order of their names. Creates those that do not exist, and takes retired ones back into use. The lock
+-- is that of everything that adds or removes lanes, so there are never more than `most`.
+CREATE FUNCTION faena.put_lanes(queues text[], types text[], priorities smallint[], keyeds boolean[], most bigint) RETURNS SETOF integer
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(x'6661656e62'::bigint);
+    UPDATE faena.lane l SET retired = false, fence = NULL
+    FROM unnest(queues, types, priorities, keyeds) AS n(queue, type, priority, keyed)
+    WHERE l.queue = n.queue AND l.type = n.type AND l.priority = n.priority AND l.keyed = n.keyed AND l.retired;
+    INSERT INTO faena.lane (queue, type, priority, keyed)
+    SELECT * FROM unnest(queues, types, priorities, keyeds) ON CONFLICT DO NOTHING;
+    IF (SELECT count(*) FROM faena.lane WHERE NOT retired) > most THEN
+        RAISE EXCEPTION 'too many lanes' USING ERRCODE = 'FA002';
+    END IF;
+    RETURN QUERY SELECT l.id FROM unnest(queues, types, priorities, keyeds) WITH ORDINALITY AS n(queue, type, priority, keyed, at)
+        JOIN faena.lane l ON l.queue = n.queue AND l.type = n.type AND l.priority = n.priority AND l.keyed = n.keyed ORDER BY n.at;
+END $$;
+
+-- Fails if jobs may not enter one of these lanes, because it was reclaimed since the caller has heard of it. Has a transaction id before
+-- it looks, so a reclaim that this check has not seen waits for the end of this transaction.
+CREATE FUNCTION faena.require_lanes(lanes integer[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_current_xact_id();
+    IF (SELECT count(*) FROM faena.lane WHERE id = ANY(lanes) AND NOT retired) < cardinality(lanes) THEN
+        RAISE EXCEPTION 'a lane was reclaimed' USING ERRCODE = 'FA001';
+    END IF;
+    RETURN true;
+END $$;
 
 -- What was submitted. Written once; only a patch changes it.
 -- correlation: absent if it is the job's own id. options: JSON, only what differs from the defaults.
@@ -152,14 +185,26 @@ CREATE TABLE faena.attempt (
     PRIMARY KEY (id, run)
 );
 
--- Entries of the execution log that do not belong to a run that has ended.
+-- Entries of the execution log that do not belong to a run that has ended. A job keeps its first and its newest entries.
+-- dropped: the number of entries that were deleted just before this one. The index answers how much a job has.
 CREATE TABLE faena.job_log (
     sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id       uuid NOT NULL,
     run      bigint,
-    log      text NOT NULL
+    log      text NOT NULL,
+    dropped  bigint NOT NULL DEFAULT 0,
+    bytes    integer GENERATED ALWAYS AS (octet_length(log)) STORED
 );
-CREATE INDEX job_log_id ON faena.job_log (id, sequence);
+CREATE INDEX job_log_id ON faena.job_log (id, sequence, bytes);
+
+-- Reports about a job that were rejected because they came too late or from the wrong worker: how many, and the last of them.
+CREATE TABLE faena.stale_report (
+    id    uuid PRIMARY KEY,
+    run   bigint NOT NULL,
+    at    bigint NOT NULL,
+    count bigint NOT NULL,
+    text  text NOT NULL
+) WITH (fillfactor = 70);
 
 -- Finished steps of a job. total: the number of steps, if the worker reported it.
 CREATE TABLE faena.step (
@@ -198,6 +243,11 @@ CREATE TABLE faena.dependency (
     PRIMARY KEY (parent, child)
 );
 CREATE INDEX dependency_child ON faena.dependency (child, parent);
+
+-- Finished jobs with dependents that are still to be released or cancelled: the rest of a large graph, which is processed in slices.
+CREATE TABLE faena.unreleased (
+    parent uuid PRIMARY KEY
+);
 
 -- Jobs that fail if they have not started by this time.
 CREATE TABLE faena.expiry (
@@ -599,9 +649,10 @@ CREATE INDEX task_job_ended ON faena.task_job (task) WHERE ended;
 
 -- Events in commit order, kept while a subscription matches them. subject: the job, worker or schedule; sequence: counts per subject.
 -- data: JSON. docs/decisions/004-events-from-rows.md explains how triggers create events.
+-- id: random, and without an index: each event would write a page of its own, more of them the more events there are.
 CREATE TABLE faena.event (
     position    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    id          uuid NOT NULL UNIQUE,
+    id          uuid NOT NULL,
     type        text NOT NULL,
     subject     uuid NOT NULL,
     sequence    bigint NOT NULL,

@@ -15,9 +15,9 @@
 -- ---------------------------------------------------------------------------------------------------------------------------- jobs
 
 -- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists go lane by lane.
--- keyed: its jobs have a concurrencyKey and form one key queue per key.
+-- keyed: its jobs have a concurrencyKey and form one key queue per key. An id is not used again when its lane was reclaimed.
 CREATE TABLE lane (
-    id       INTEGER PRIMARY KEY,
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
     queue    TEXT NOT NULL,
     type     TEXT NOT NULL,
     priority INTEGER NOT NULL,
@@ -146,14 +146,26 @@ CREATE TABLE attempt (
     PRIMARY KEY (id, run)
 ) WITHOUT ROWID;
 
--- Entries of the execution log that do not belong to a run that has ended.
+-- Entries of the execution log that do not belong to a run that has ended. A job keeps its first and its newest entries.
+-- dropped: the number of entries that were deleted just before this one. The index answers how much a job has.
 CREATE TABLE job_log (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,
     id       BLOB NOT NULL,
     run      INTEGER,
-    log      TEXT NOT NULL
+    log      TEXT NOT NULL,
+    dropped  INTEGER NOT NULL DEFAULT 0,
+    bytes    INTEGER GENERATED ALWAYS AS (octet_length(log)) VIRTUAL
 );
-CREATE INDEX job_log_id ON job_log (id, sequence);
+CREATE INDEX job_log_id ON job_log (id, sequence, bytes);
+
+-- Reports about a job that were rejected because they came too late or from the wrong worker: how many, and the last of them.
+CREATE TABLE stale_report (
+    id    BLOB PRIMARY KEY,
+    run   INTEGER NOT NULL,
+    at    INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    text  TEXT NOT NULL
+) WITHOUT ROWID;
 
 -- Finished steps of a job. total: the number of steps, if the worker reported it.
 CREATE TABLE step (
@@ -192,6 +204,11 @@ CREATE TABLE dependency (
     PRIMARY KEY (parent, child)
 ) WITHOUT ROWID;
 CREATE INDEX dependency_child ON dependency (child, parent);
+
+-- Finished jobs with dependents that are still to be released or cancelled: the rest of a large graph, which is processed in slices.
+CREATE TABLE unreleased (
+    parent BLOB PRIMARY KEY
+) WITHOUT ROWID;
 
 -- Jobs that fail if they have not started by this time.
 CREATE TABLE expiry (
@@ -582,9 +599,10 @@ CREATE INDEX task_job_ended ON task_job (job) WHERE ended = 1;
 
 -- Events in commit order, kept while a subscription matches them. subject: the job, worker or schedule; sequence: counts per subject.
 -- data: JSON. docs/decisions/004-events-from-rows.md explains how triggers create events.
+-- id: random, and without an index: each event would write a page of its own, more of them the more events there are.
 CREATE TABLE event (
     position    INTEGER PRIMARY KEY AUTOINCREMENT,
-    id          BLOB NOT NULL UNIQUE,
+    id          BLOB NOT NULL,
     type        TEXT NOT NULL,
     subject     BLOB NOT NULL,
     sequence    INTEGER NOT NULL,

@@ -8,7 +8,12 @@ use faena_domain::{
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::{Cause, Lane, Result, StoreError, progress, workers::JobWorker};
+use crate::{
+    Cause, Lane, Result, StoreError,
+    job_log::{MessageRow, SHOWN_ENTRIES, StaleRow},
+    progress,
+    workers::JobWorker,
+};
 
 pub struct JobRow {
     pub id: JobId,
@@ -114,7 +119,11 @@ impl FinishedRow {
 #[derive(Default)]
 pub struct Details {
     pub attempts: Vec<FinishedRow>,
-    pub messages: Vec<(Option<Run>, String)>,
+    /// Oldest first; only the newest ones, unless the whole log is read.
+    pub messages: Vec<MessageRow>,
+    /// The number of messages before them.
+    pub omitted: u64,
+    pub stale: Option<StaleRow>,
     pub steps: Vec<StepRow>,
 }
 
@@ -138,10 +147,35 @@ pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
     }
 }
 
-pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWorkers) -> Result<JobView> {
-    let Details { attempts, messages, steps } = details;
+/// Everything that the view of a job is made of.
+pub struct JobParts {
+    pub row: JobRow,
+    pub location: Location,
+    pub details: Details,
+    pub workers: JobWorkers,
+}
+
+/// Builds the view of a job, with the newest entries of its log.
+pub fn view(parts: JobParts) -> Result<JobView> {
+    let mut view = whole_view(parts)?;
+    let more = view.execution_log.len().saturating_sub(SHOWN_ENTRIES);
+    view.execution_log.drain(..more);
+    view.execution_log_omitted += more as u64;
+    Ok(view)
+}
+
+/// Builds the view with every log entry that was read.
+pub fn whole_view(parts: JobParts) -> Result<JobView> {
+    let JobParts { row, location, details, workers } = parts;
+    listed_view(row, location, details, &workers)
+}
+
+/// Builds the view of one of several jobs.
+pub fn listed_view(row: JobRow, location: Location, details: Details, workers: &JobWorkers) -> Result<JobView> {
+    let Details { attempts, messages, omitted, stale, steps } = details;
     let steps = steps.into_iter().map(StepRow::step).collect::<Result<Vec<Step>>>()?;
     let mut log = stored_log(row.id, &attempts, &messages, &steps);
+    log.extend(stale.map(StaleRow::entry));
     let attempt = row.options.earlier_attempts + location.attempts();
     let mut view = queued_view(row, steps, attempts.last())?;
     view.attempt = attempt;
@@ -153,23 +187,19 @@ pub fn view(row: JobRow, location: Location, details: Details, workers: &JobWork
     }
     view.updated_at = log.last().map_or(view.updated_at, |entry| entry.timestamp.max(view.updated_at));
     view.execution_log = log;
+    view.execution_log_omitted = omitted;
     Ok(view)
 }
 
 /// Returns the entries that are stored outside the row of the current state.
-fn stored_log(
-    id: JobId,
-    attempts: &[FinishedRow],
-    messages: &[(Option<Run>, String)],
-    steps: &[Step],
-) -> Vec<LogEntry> {
+fn stored_log(id: JobId, attempts: &[FinishedRow], messages: &[MessageRow], steps: &[Step]) -> Vec<LogEntry> {
     let created_at = id.created_at();
     let mut log = vec![LogEntry { timestamp: created_at, event: LogEvent::Created, details: String::new(), run: None }];
     for attempt in attempts {
         LogEntry::read_chunk(&attempt.log, Some(attempt.run), &mut log);
     }
-    for (run, chunk) in messages {
-        LogEntry::read_chunk(chunk, *run, &mut log);
+    for message in messages {
+        message.read(&mut log);
     }
     log.extend(steps.iter().map(|step| LogEntry {
         timestamp: step.at,
@@ -217,6 +247,7 @@ fn queued_view(row: JobRow, steps: Vec<Step>, last_attempt: Option<&FinishedRow>
         steps,
         attempts: Vec::new(),
         execution_log: Vec::new(),
+        execution_log_omitted: 0,
         schedule_id: options.schedule_id,
         schedule_due: options.schedule_due,
         worker_id: None,

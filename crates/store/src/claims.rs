@@ -19,8 +19,8 @@ pub trait ClaimStore: Send + Sync + 'static {
 
     /// Records reports about running jobs: their start, progress, a log line, a finished step.
     ///
-    /// Returns for each update whether its run still owns the job; an update of any other run changes nothing.
-    async fn run_update(&self, updates: Vec<RunUpdate>, now: Timestamp) -> Result<Vec<bool>>;
+    /// Returns for each update whether it was stored; an update of a run that does not own the job changes nothing.
+    async fn run_update(&self, updates: Vec<RunUpdate>, now: Timestamp) -> Result<Vec<UpdateResult>>;
 
     /// Ends runs: writes state and log in one transaction, then releases the dependents of the jobs.
     ///
@@ -152,6 +152,26 @@ pub enum RunUpdateKind {
     /// A report that was rejected because it came too late or from the wrong worker. Added to the log of the job even though
     /// its run does not own the job.
     Stale(String),
+}
+
+/// What became of an update.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum UpdateResult {
+    Accepted,
+    /// Its run does not own the job.
+    Stale,
+    /// The job has too much of it already; says what to do.
+    Rejected(String),
+}
+
+impl UpdateResult {
+    pub fn is_accepted(&self) -> bool {
+        *self == UpdateResult::Accepted
+    }
+
+    pub(crate) fn of(owned: bool) -> UpdateResult {
+        if owned { UpdateResult::Accepted } else { UpdateResult::Stale }
+    }
 }
 
 /// End of one run.

@@ -37,9 +37,17 @@ pub enum StoreError {
     Internal(#[source] Cause),
 }
 
+/// SQLSTATE of `faena.require_lanes`: a lane was reclaimed since this node has heard of it.
+const LANE_RECLAIMED: &str = "FA001";
+
 impl StoreError {
     pub(crate) fn timed_out(limit: Duration) -> StoreError {
         StoreError::Unavailable(format!("the database did not answer within {} s", limit.as_secs_f32()).into())
+    }
+
+    /// Returns whether a repeated call succeeds only after the lanes were loaded again.
+    pub(crate) fn is_lane_reclaimed(&self) -> bool {
+        matches!(self, StoreError::Contended(cause) if cause.message == LANE_RECLAIMED)
     }
 
     /// Returns a copy of the error of a shared transaction, for one of its callers.
@@ -163,7 +171,9 @@ impl From<tokio_postgres::Error> for StoreError {
         // (a demoted primary).
         let unavailable = ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class));
         // 40: serialization failure or deadlock, after all retries; 55P03: lock timeout.
-        if code.starts_with("40") || code == "55P03" {
+        if code == LANE_RECLAIMED {
+            StoreError::Contended(Cause { message: LANE_RECLAIMED.to_owned(), source: Some(Arc::new(error)) })
+        } else if code.starts_with("40") || code == "55P03" {
             StoreError::Contended(Cause::of(error))
         } else if code == "53100" {
             StoreError::Unavailable(Cause::disk_full())

@@ -132,7 +132,7 @@ impl HistoryEntry {
 
 /// Returns the name under which each lane's queue is shown: its own, or `other` for all but the first `max` queues.
 ///
-/// Lanes are never removed, so a queue keeps the name it has here.
+/// A queue keeps the name it has here until its last lane is reclaimed; then one of the others may get a name.
 pub fn named_queues(lanes: &[Lane], max: usize) -> HashMap<LaneId, &str> {
     let mut named: Vec<&str> = Vec::new();
     let mut sorted: Vec<&Lane> = lanes.iter().collect();

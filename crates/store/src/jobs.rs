@@ -8,7 +8,7 @@ use faena_domain::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{JobIdPage, JobPage, Lane, LaneId, Page, Result};
+use crate::{JobIdPage, JobPage, LaneId, LogCursor, LogPage, Page, Result};
 
 /// Jobs: submitting, changing, moving and reading them.
 #[async_trait]
@@ -54,8 +54,11 @@ pub trait JobStore: Send + Sync + 'static {
     /// PostgreSQL: also creates the partitions of the coming days and drops empty ones.
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize>;
 
-    /// Returns a job with its log and steps.
+    /// Returns a job with its steps and the newest entries of its log.
     async fn job_get(&self, id: JobId) -> Result<Option<JobView>>;
+
+    /// Returns up to `limit` entries of a job's log, oldest first.
+    async fn job_log(&self, id: JobId, after: Option<LogCursor>, limit: usize) -> Result<Option<LogPage>>;
 
     /// Returns what a job waits for: jobs ahead of it, parents, its key, its owner. Jobs of the lanes in `without` are not
     /// counted.
@@ -81,9 +84,6 @@ pub trait JobStore: Send + Sync + 'static {
 
     /// Returns how many jobs in flight of each lane are `SCHEDULED` and how many are `PROCESSING`. The others are `ASSIGNED`.
     async fn in_flight_counts(&self) -> Result<Vec<InFlightCount>>;
-
-    /// Returns all lanes that exist so far.
-    async fn lanes(&self) -> Result<Vec<Lane>>;
 }
 
 #[derive(Clone, PartialEq, Debug)]

@@ -6,15 +6,44 @@
 
 use std::collections::{HashMap, HashSet};
 
+use async_trait::async_trait;
 use faena_domain::{NewJob, Priority, schedule::JobTemplate};
 use parking_lot::RwLock;
 
-use crate::{Result, StoreError};
+use crate::{Counts, Result, StoreError, Tally};
 
 pub type LaneId = i32;
 
-/// A caller that needs more lanes probably puts ids into type or queue names.
+/// The most lanes of a database. A caller that needs more probably puts ids into type or queue names.
 pub const MAX_LANES: usize = 20_000;
+
+/// Keeps what has happened in lanes that were reclaimed and whose queue has no other lane, so that totals only grow.
+pub const NO_LANE: LaneId = 0;
+
+/// Lanes.
+#[async_trait]
+pub trait LaneStore: Send + Sync + 'static {
+    /// Returns all lanes that exist.
+    async fn lanes(&self) -> Result<Vec<Lane>>;
+
+    /// Returns how many lanes exist and how many may exist.
+    async fn lane_usage(&self) -> Result<LaneUsage>;
+
+    /// Deletes up to `limit` lanes without jobs, and returns how many.
+    ///
+    /// A submission that uses the id of a reclaimed lane, because its node has not heard of it, creates the lane again. What was counted
+    /// in the lane is added to another lane of its queue.
+    ///
+    /// PostgreSQL: takes three calls. The first retires the lane, the others wait until every transaction that may still use it has ended.
+    async fn lane_reclaim(&self, limit: usize) -> Result<usize>;
+}
+
+/// How many of the lanes that a database may have exist.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneUsage {
+    pub used: usize,
+    pub max: usize,
+}
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Lane {
@@ -27,7 +56,7 @@ pub struct Lane {
 }
 
 /// What identifies a lane.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneName<'a> {
     pub queue: &'a str,
     pub kind: &'a str,
@@ -57,7 +86,10 @@ impl Lane {
     }
 }
 
-/// The lanes this process has seen. Lanes are never removed, so the cache stays valid.
+/// The lanes this process has seen.
+///
+/// A lane never changes, and its id is not used again. A node may know lanes that another node has reclaimed; PostgreSQL rejects a submission
+/// to such a lane.
 #[derive(Default)]
 pub struct LaneCache {
     inner: RwLock<Inner>,
@@ -112,6 +144,27 @@ impl LaneCache {
         }
     }
 
+    /// Forgets lanes that were reclaimed.
+    pub fn remove(&self, lanes: &[LaneId]) {
+        let mut inner = self.inner.write();
+        for id in lanes {
+            let Some(lane) = inner.by_id.remove(id) else { continue };
+            inner.keyed.remove(id);
+            inner.forget_name(&lane);
+        }
+    }
+
+    /// Replaces the cache. Lanes in `retired` keep their id, but not their name: a submission to them asks the database.
+    pub fn replace(&self, lanes: Vec<Lane>, retired: &[LaneId]) {
+        let fresh = LaneCache::default();
+        fresh.insert(lanes);
+        let mut fresh = fresh.inner.into_inner();
+        for lane in retired.iter().filter_map(|id| fresh.by_id.get(id).cloned()).collect::<Vec<_>>() {
+            fresh.forget_name(&lane);
+        }
+        *self.inner.write() = fresh;
+    }
+
     pub fn all(&self) -> Vec<Lane> {
         let mut lanes: Vec<Lane> = self.inner.read().by_id.values().cloned().collect();
         lanes.sort_by_key(|lane| lane.id);
@@ -123,15 +176,84 @@ impl LaneCache {
     }
 }
 
+impl Inner {
+    fn forget_name(&mut self, lane: &Lane) {
+        let Some(kinds) = self.by_name.get_mut(&lane.queue) else { return };
+        if let Some(ids) = kinds.get_mut(&lane.kind) {
+            ids[index_of(lane.name())] = None;
+            if ids.iter().all(Option::is_none) {
+                kinds.remove(&lane.kind);
+            }
+        }
+        if kinds.is_empty() {
+            self.by_name.remove(&lane.queue);
+        }
+    }
+}
+
+/// Returns those of `lanes` that have no job in any state, by the counters.
+pub fn empty_lanes(lanes: &[Lane], counts: &Counts) -> Vec<LaneId> {
+    let used: HashSet<LaneId> = counts
+        .by_lane
+        .iter()
+        .filter(|((_, tally), n)| (*tally as i16) < Tally::Ran as i16 && **n != 0)
+        .map(|((lane, _), _)| *lane)
+        .collect();
+    lanes.iter().map(|lane| lane.id).filter(|id| !used.contains(id)).collect()
+}
+
+/// Returns the lane that gets the counters of each of `gone`: another one of its queue, or [`NO_LANE`].
+pub fn heirs(lanes: &[Lane], gone: &[LaneId]) -> Vec<(LaneId, LaneId)> {
+    let gone: HashSet<LaneId> = gone.iter().copied().collect();
+    let mut first: HashMap<&str, LaneId> = HashMap::new();
+    for lane in lanes.iter().filter(|lane| !gone.contains(&lane.id)) {
+        first.entry(&lane.queue).or_insert(lane.id);
+    }
+    let of = |lane: &Lane| (lane.id, first.get(lane.queue.as_str()).copied().unwrap_or(NO_LANE));
+    lanes.iter().filter(|lane| gone.contains(&lane.id)).map(of).collect()
+}
+
 fn index_of(name: LaneName) -> usize {
     usize::try_from(name.priority.rank()).unwrap_or(0) * 2 + usize::from(name.keyed)
 }
 
-pub fn too_many_lanes() -> StoreError {
+pub fn too_many_lanes(max: usize) -> StoreError {
     StoreError::Invalid(vec![faena_domain::FieldError::new(
         "type",
         format!(
-            "would create more than {MAX_LANES} combinations of queue, type and priority; put ids into the payload"
+            "the database has {max} combinations of queue, type and priority, and may not have more; put ids into the payload instead \
+             of the names of types and queues; a combination is reclaimed when its last job is deleted"
         ),
     )])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(id: LaneId, queue: &str, kind: &str) -> Lane {
+        Lane { id, queue: queue.into(), kind: kind.into(), priority: Priority::Normal, keyed: false }
+    }
+
+    #[test]
+    fn a_lane_without_a_job_is_empty_whatever_it_has_counted() {
+        let mut counts = Counts::default();
+        counts.by_lane.insert((1, Tally::Completed), 0);
+        counts.by_lane.insert((1, Tally::RemovedCompleted), 7);
+        counts.by_lane.insert((2, Tally::InFlight), 1);
+        let lanes = [lane(1, "a", "x"), lane(2, "a", "y"), lane(3, "b", "x")];
+        assert_eq!(empty_lanes(&lanes, &counts), [1, 3]);
+        assert_eq!(heirs(&lanes, &[1, 3]), [(1, 2), (3, NO_LANE)]);
+    }
+
+    #[test]
+    fn a_removed_lane_is_known_neither_by_id_nor_by_name() {
+        let cache = LaneCache::default();
+        cache.insert([lane(1, "a", "x"), lane(2, "a", "y")]);
+        cache.remove(&[1]);
+        assert_eq!((cache.id_of(lane(1, "a", "x").name()), cache.contains(1), cache.len()), (None, false, 1));
+        cache.replace(vec![lane(2, "a", "y"), lane(3, "b", "y")], &[3]);
+        assert_eq!((cache.id_of(lane(3, "b", "y").name()), cache.contains(3)), (None, true));
+        assert_eq!(cache.id_of(lane(2, "a", "y").name()), Some(2));
+    }
 }

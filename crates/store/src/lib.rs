@@ -15,6 +15,7 @@ mod bulk;
 mod claim_limits;
 mod claims;
 mod dead_letters;
+mod dependents;
 mod disposition;
 pub mod doctor;
 mod error;
@@ -22,6 +23,7 @@ mod events;
 mod external;
 mod fair_share;
 mod history;
+mod job_log;
 mod jobs;
 mod lanes;
 mod lists;
@@ -62,7 +64,7 @@ pub use audit::{AuditEntry, AuditFilter, AuditStore};
 pub use bulk::{Bulk, BulkAction, BulkStep, BulkStore, BulkWork, NewBulk, TaskAction, TaskBulk};
 pub use claims::{
     ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, Limited, Owner, RunEnd, RunOutcome, RunTiming, RunTrace,
-    RunUpdate, RunUpdateKind,
+    RunUpdate, RunUpdateKind, UpdateResult,
 };
 pub use dead_letters::{DeadLetterStats, DeadLetterStore};
 pub use error::{Cause, StoreError};
@@ -77,11 +79,12 @@ pub use history::{
     HISTORY_BOUNDS_MS, HistoryEntry, HistoryMeasure, HistoryPeriod, HistoryQuery, HistoryStore, TimingCount,
     named_queues,
 };
+pub use job_log::{LogCursor, LogPage, StoredJobLimits};
 pub use jobs::{
     CancelOutcome, ClaimOwner, Counts, DueResult, Filter, InFlightCount, JobExit, JobPatch, JobPosition, JobStore,
     JobTotal, Retention, Retried, Submitted, Tally,
 };
-pub use lanes::{Lane, LaneId};
+pub use lanes::{Lane, LaneId, LaneStore, LaneUsage};
 pub use lists::COUNT_LIMIT;
 #[doc(hidden)]
 pub use migrate::{MIGRATIONS, Migration};

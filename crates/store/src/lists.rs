@@ -3,6 +3,8 @@
 //! Every table of jobs has its ids in order per lane, so a page consists of the newest few ids of each lane and table; the
 //! cost does not grow with the history. Tags, schedules and correlation ids have narrow indexes of their own.
 
+use std::collections::HashSet;
+
 use faena_domain::{ErrorReason, JobId, JobOptions, JobState};
 use uuid::Uuid;
 
@@ -94,11 +96,11 @@ pub struct ListQuery {
     /// The states in which jobs can match.
     states: Vec<JobState>,
     /// The lanes that match type, queue and priority of the filter.
-    lanes: Vec<LaneId>,
+    lanes: HashSet<LaneId>,
     /// Those of them whose type is the name in the filter.
-    named: Vec<LaneId>,
+    named: HashSet<LaneId>,
     /// Those of them whose type or queue contains the search text.
-    found: Vec<LaneId>,
+    found: HashSet<LaneId>,
     offset: usize,
     limit: usize,
     order: Order,
@@ -144,7 +146,12 @@ pub fn failing(counts: &Counts) -> Vec<LaneId> {
 
 /// Returns those of these lanes that have failed jobs.
 pub fn failing_of(lanes: &[LaneId], counts: &Counts) -> Vec<LaneId> {
-    let has = |lane: &LaneId| counts.by_lane.get(&(*lane, Tally::Failed)).is_some_and(|n| *n > 0);
+    with_jobs(lanes, Tally::Failed, counts)
+}
+
+/// Returns those of these lanes that have jobs of this tally.
+pub fn with_jobs(lanes: &[LaneId], tally: Tally, counts: &Counts) -> Vec<LaneId> {
+    let has = |lane: &LaneId| counts.by_lane.get(&(*lane, tally)).is_some_and(|n| *n > 0);
     lanes.iter().copied().filter(has).collect()
 }
 
@@ -238,9 +245,9 @@ impl ListQuery {
             workers: Vec::new(),
             filter: filter.clone(),
             states: possible_states(filter),
-            lanes,
-            named,
-            found,
+            lanes: lanes.into_iter().collect(),
+            named: named.into_iter().collect(),
+            found: found.into_iter().collect(),
             offset: span.offset,
             limit: span.limit,
             order: span.order,
@@ -268,29 +275,29 @@ impl ListQuery {
         self.states.iter().any(|state| state.is_in_flight())
     }
 
-    /// Returns the queries of the tables that can contain matching jobs.
+    /// Returns the queries of the tables that can contain matching jobs, with the tally that counts the jobs of the table.
     pub fn queries(
         &self,
         ready: &str,
         waiting: impl Fn(i16) -> String,
         done: &str,
         ended: impl Fn(i16) -> String,
-    ) -> Vec<String> {
+    ) -> Vec<(Tally, String)> {
         let mut queries = Vec::new();
         if self.includes(JobState::Queued) {
-            queries.push(ready.to_owned());
+            queries.push((Tally::Queued, ready.to_owned()));
         }
         for (state, code) in [(JobState::Pending, PENDING), (JobState::Retrying, RETRYING)] {
             if self.includes(state) {
-                queries.push(waiting(code));
+                queries.push((Tally::of(state), waiting(code)));
             }
         }
         if self.includes(JobState::Completed) {
-            queries.push(done.to_owned());
+            queries.push((Tally::Completed, done.to_owned()));
         }
         for (state, code) in [(JobState::Failed, FAILED), (JobState::Cancelled, CANCELLED)] {
             if self.includes(state) {
-                queries.push(ended(code));
+                queries.push((Tally::of(state), ended(code)));
             }
         }
         queries
@@ -306,6 +313,7 @@ impl ListQuery {
             return None;
         }
         let tallies: Vec<Tally> = self.states.iter().copied().map(Tally::of).collect();
+        let lanes: HashSet<LaneId> = lanes.iter().copied().collect();
         let total: i64 = counts
             .by_lane
             .iter()
@@ -321,6 +329,23 @@ impl ListQuery {
             Order::Asc => ids.sort_unstable(),
         }
         ids.dedup();
+    }
+
+    /// Keeps the first `wanted` of these ids, and narrows the range to what can still come before the last of them.
+    ///
+    /// So a search that goes lane by lane reads few ids of most lanes, however many lanes there are.
+    pub fn keep_first(&self, ids: &mut Vec<JobId>, wanted: usize, range: &mut Range) {
+        if ids.len() < wanted.saturating_mul(2).max(100) {
+            return;
+        }
+        self.sort(ids);
+        ids.truncate(wanted);
+        if let Some(last) = ids.last().filter(|_| ids.len() == wanted) {
+            match self.order {
+                Order::Desc => range.from = range.from.max(*last),
+                Order::Asc => range.before = range.before.min(*last),
+            }
+        }
     }
 
     /// Returns the sort order for SQL.

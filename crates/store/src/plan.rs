@@ -97,12 +97,23 @@ pub fn is_plain(job: &NewJob) -> bool {
     options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
 }
 
-/// Returns the ids of all parents of these jobs, each once.
+/// Returns the ids of all parents of these jobs that are not among them, each once.
 pub fn parent_ids(jobs: &[NewJob]) -> Vec<JobId> {
     let mut parents: Vec<JobId> = jobs.iter().flat_map(|job| job.options.depends_on.iter().copied()).collect();
+    if parents.is_empty() {
+        return parents;
+    }
     parents.sort_unstable();
     parents.dedup();
+    let siblings: HashSet<JobId> = jobs.iter().map(|job| job.id).collect();
+    parents.retain(|parent| !siblings.contains(parent));
     parents
+}
+
+/// Returns how many rows a submit of these jobs writes, about. A large payload counts as several.
+pub fn weight(jobs: &[NewJob]) -> usize {
+    let of = |job: &NewJob| 1 + job.options.depends_on.len() + job.options.tags.len() + job.payload.len() / 1_024;
+    jobs.iter().map(of).sum()
 }
 
 /// Returns the jobs of a batch whose idempotency key an earlier job of the batch has, each with that job.

@@ -8,8 +8,10 @@ use tokio::sync::broadcast;
 
 use crate::{
     ApiKeyStore, AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, HistoryStore, JobStore, LaneId,
-    NodeStore, OutboxStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, UsageStore, WebhookStore,
-    WorkerStore,
+    LaneStore, NodeStore, OutboxStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, UsageStore,
+    WebhookStore, WorkerStore,
+    job_log::StoredJobLimits,
+    lanes::MAX_LANES,
     migrate::{MIGRATIONS, Migration},
     postgres, sqlite,
 };
@@ -20,6 +22,7 @@ use crate::{
 #[async_trait]
 pub trait Store:
     JobStore
+    + LaneStore
     + ClaimStore
     + DeadLetterStore
     + BulkStore
@@ -74,6 +77,11 @@ pub struct StoreOptions {
     pub timeout_ms: u64,
     /// PostgreSQL: URL of the session that listens, if that of the database leads to a transaction-mode pooler.
     pub listen_url: Option<String>,
+    /// What may be stored about one job.
+    pub job_limits: StoredJobLimits,
+    /// The most lanes of the database. Only tests change it.
+    #[doc(hidden)]
+    pub max_lanes: usize,
     /// The migrations to apply. Only tests of the migrations change it.
     #[doc(hidden)]
     pub migrations: &'static [Migration],
@@ -87,11 +95,18 @@ impl StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { migrate: true, timeout_ms: 10_000, listen_url: None, migrations: MIGRATIONS }
+        StoreOptions {
+            migrate: true,
+            timeout_ms: 10_000,
+            listen_url: None,
+            job_limits: StoredJobLimits::default(),
+            max_lanes: MAX_LANES,
+            migrations: MIGRATIONS,
+        }
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Signal {
     /// A lane has ready jobs.
     Ready(LaneId),

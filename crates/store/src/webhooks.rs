@@ -111,6 +111,9 @@ pub struct WebhookFilter {
     pub host: Option<String>,
 }
 
+/// Attempts of one webhook that are kept; the newest. A caller may redeliver it as often as it likes.
+pub const KEPT_ATTEMPTS: u32 = 100;
+
 /// Number of attempts without an outcome that are repeated beyond the allowed ones.
 pub const LOST_FORGIVEN: u32 = 3;
 

@@ -68,6 +68,16 @@ pub struct CreatedBatch {
     pub ids: Vec<JobId>,
 }
 
+/// Response of `GET /api/v1/jobs/:id/log`: entries, oldest first.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JobLog<T> {
+    pub entries: Vec<T>,
+    /// Cursor of the next page; absent on the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
 /// What a page of a list says about itself and the whole list, in the body and in headers.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -374,6 +374,9 @@ pub struct Job {
     /// What happened to it, oldest first.
     #[serde(default)]
     pub execution_log: Vec<LogEntry>,
+    /// The number of older entries that `execution_log` does not contain.
+    #[serde(default)]
+    pub execution_log_omitted: u64,
     /// The schedule that created it.
     pub schedule_id: Option<String>,
     /// The due time of the schedule for which it was created.

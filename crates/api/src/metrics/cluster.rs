@@ -8,7 +8,7 @@ use std::{
 use faena_domain::{JobState, Rules, Timestamp, WebhookState, WorkerState};
 use faena_engine::throughput::Overall;
 use faena_store::{
-    Counts, InFlightCount, JobTotal, Lane, LaneId, ScheduleCounts, SinkView, StoreError, Tally, TaskFigures,
+    Counts, InFlightCount, JobTotal, Lane, LaneId, LaneUsage, ScheduleCounts, SinkView, StoreError, Tally, TaskFigures,
     TasksInState, named_queues,
 };
 
@@ -20,6 +20,7 @@ pub struct ClusterFigures {
     counts: Counts,
     in_flight: Vec<InFlightCount>,
     lanes: Vec<Lane>,
+    lane_usage: LaneUsage,
     ready_since: Vec<(LaneId, Timestamp)>,
     rules: Arc<Rules>,
     workers: BTreeMap<WorkerState, u64>,
@@ -40,6 +41,7 @@ impl ClusterFigures {
             counts,
             in_flight: store.in_flight_counts().await?,
             lanes: store.lanes().await?,
+            lane_usage: store.lane_usage().await?,
             ready_since: store.ready_since().await?,
             rules: store.rules(),
             workers: store.worker_counts().await?,
@@ -83,6 +85,8 @@ impl ClusterFigures {
         }
         let states = jobs_by_state(&self.counts, &self.in_flight, |_| true);
         scrape.gauge(&table::JOBS_IN_STATE, states.into_iter().map(|(state, count)| ([state.to_string()], count)));
+        scrape.gauge(&table::LANES, [([], signed(self.lane_usage.used as u64))]);
+        scrape.gauge(&table::LANES_MAX, [([], signed(self.lane_usage.max as u64))]);
         scrape.gauge(&table::DEAD_JOBS, [([], self.counts.total(Tally::Failed))]);
     }
 

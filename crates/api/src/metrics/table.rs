@@ -89,6 +89,8 @@ metrics! {
     JOB_STATE_DURATION = "job_state_duration", Histogram, Node, ["state"],
         "Seconds that jobs spent in a state, measured when their run ends; RETRYING is the planned delay";
     JOBS_IN_STATE = "jobs_in_state", Gauge, Cluster, ["state"], "Jobs by state";
+    LANES = "faena_lanes", Gauge, Cluster, [], "Combinations of queue, type and priority that exist";
+    LANES_MAX = "faena_lanes_max", Gauge, Cluster, [], "Combinations of queue, type and priority that may exist";
     DEAD_JOBS = "faena_dead_jobs", Gauge, Cluster, [], "Dead-lettered jobs";
     JOB_WAIT_SECONDS = "faena_job_wait_seconds", Histogram, Node, ["queue"],
         "Seconds between becoming ready and starting, of runs that ended at this node";

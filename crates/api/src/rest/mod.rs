@@ -11,6 +11,7 @@ pub mod dead_letters;
 pub mod events;
 pub mod history;
 pub mod job_events;
+pub mod job_log;
 pub mod jobs;
 pub mod limits;
 pub mod list;

@@ -18,6 +18,7 @@ mod events;
 mod events_grpc;
 mod example_machines;
 mod job_events;
+mod job_log;
 mod jobs_grpc;
 mod list;
 mod metrics;

@@ -32,10 +32,22 @@ impl JobParser {
                 break;
             }
         }
+        errors.extend(self.check_dependencies(&jobs));
         if errors.is_empty() {
             errors = resolve_refs(&mut jobs);
         }
         if errors.is_empty() { Ok(jobs) } else { Err(ParseError::Invalid(errors)) }
+    }
+
+    /// Returns an error if the jobs have too many dependencies together.
+    fn check_dependencies(&self, jobs: &[NewJob]) -> Option<FieldError> {
+        let max = self.limits.max_batch_depends_on;
+        let count: usize = jobs.iter().map(|job| job.options.depends_on.len() + job.depends_on_refs.len()).sum();
+        let message = format!(
+            "the jobs have {count} dependencies together, and a batch may have {max}; submit several batches, or let a job in between \
+             wait for many others"
+        );
+        (count > max).then(|| FieldError::new("jobs", message))
     }
 
     fn job_list<'a>(&self, raw: Option<&'a RawValue>) -> Result<Vec<&'a RawValue>, String> {
@@ -147,6 +159,18 @@ mod tests {
                 "jobs[1].dependsOn: \"y\" is neither a job id nor a ref in this batch"
             ]
         );
+    }
+
+    #[test]
+    fn a_batch_with_too_many_dependencies_is_rejected() {
+        let refs: Vec<String> = (0..200).map(|n| format!("\"r{n}\"")).collect();
+        let parents = (0..200).map(|n| format!(r#"{{"name":"a","ref":"r{n}"}}"#));
+        let children = (0..101).map(|_| format!(r#"{{"name":"a","dependsOn":[{}]}}"#, refs.join(",")));
+        let jobs: Vec<String> = parents.chain(children).collect();
+        let found = errors(&format!(r#"{{"jobs":[{}]}}"#, jobs.join(",")));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("jobs: the jobs have 20200 dependencies together, and a batch may have 20000"));
+        assert!(errors(&format!(r#"{{"jobs":[{}]}}"#, jobs[..300].join(","))).is_empty());
     }
 
     #[test]

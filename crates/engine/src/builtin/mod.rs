@@ -17,7 +17,7 @@ use std::{
 };
 
 use faena_domain::{ErrorReason, Failure, JobId, JobState, LogEvent, LogLine, Progress, Timestamp};
-use faena_store::{RunOutcome, RunUpdateKind, Store, StoreError};
+use faena_store::{RunOutcome, RunUpdateKind, Store, StoreError, UpdateResult};
 use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -177,10 +177,14 @@ impl Context<'_> {
         let now = Timestamp::now();
         self.job.mark_recorded();
         let step = RunUpdateKind::Step { name: name.to_owned(), result, total: None };
-        if let Some(update) = recorder::update(self.job, self.worker.node.id(), step, now)
-            && let Err(error) = self.worker.store.run_update(vec![update], now).await
-        {
-            tracing::warn!(job = %self.id(), %error, "step of a job not stored");
+        if let Some(update) = recorder::update(self.job, self.worker.node.id(), step, now) {
+            match self.worker.store.run_update(vec![update], now).await.as_deref() {
+                Ok([UpdateResult::Rejected(reason)]) => {
+                    tracing::warn!(job = %self.id(), reason, "step of a job not stored");
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(job = %self.id(), %error, "step of a job not stored"),
+            }
         }
     }
 
@@ -289,7 +293,7 @@ impl BuiltInWorker {
         job.mark_recorded();
         let Some(update) = recorder::update(job, self.node.id(), RunUpdateKind::Started, now) else { return false };
         match self.store.run_update(vec![update], now).await {
-            Ok(accepted) => accepted.first() == Some(&true),
+            Ok(results) => results.first().is_some_and(UpdateResult::is_accepted),
             Err(StoreError::Unavailable { .. }) => false,
             Err(error) => {
                 tracing::error!(job = %job.id(), %error, "job start not stored");

@@ -16,7 +16,7 @@ pub struct ReadyLanes {
     /// Lanes that no worker of this node can serve. They become ready again when a worker connects.
     unserved: Mutex<HashSet<LaneId>>,
     limited: Mutex<LimitedLanes>,
-    /// Every lane met so far. A lane never changes.
+    /// The lanes met so far. A lane never changes, and its id is not used again.
     known: RwLock<HashMap<LaneId, KnownLane>>,
     wakeups: Wakeups,
 }
@@ -133,6 +133,9 @@ impl ReadyLanes {
         }
         let all = store.lanes().await?;
         let mut known = self.known.write();
+        // Those that were reclaimed have no jobs.
+        let ids: HashSet<LaneId> = all.iter().map(|lane| lane.id).collect();
+        known.retain(|id, _| ids.contains(id));
         for lane in all {
             let kind = Arc::from(lane.kind.as_str());
             known.entry(lane.id).or_insert_with(|| KnownLane { lane: Arc::new(lane), kind });

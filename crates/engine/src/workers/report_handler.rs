@@ -14,7 +14,7 @@ use std::{
 use faena_domain::{
     ErrorCode, ErrorReason, Failure, JobId, JobState, JobView, LogEvent, LogLine, Progress, Run, Timestamp,
 };
-use faena_store::{RunEnd, RunOutcome, RunUpdate, RunUpdateKind, Store};
+use faena_store::{RunEnd, RunOutcome, RunUpdate, RunUpdateKind, Store, UpdateResult};
 use tokio::sync::oneshot;
 
 use super::{Ack, ConnectedWorker, Rejection, WorkerCommand, Workers};
@@ -196,9 +196,12 @@ impl ReportHandler {
         }
         let PendingUpdate { update, progress, span, .. } = self.update(&job, report.kind, now);
         let id = update.id;
-        let is_accepted = self.store.run_update(vec![update], now).await?.first() == Some(&true);
-        if !is_accepted {
-            return self.reject_stale(worker, id, run, name, Lateness::Unexpected, now).await.map(Err);
+        match self.store.run_update(vec![update], now).await?.pop() {
+            Some(UpdateResult::Accepted) => {}
+            Some(UpdateResult::Rejected(reason)) => return Ok(Err(self.reject_full(worker, id, name, reason))),
+            Some(UpdateResult::Stale) | None => {
+                return self.reject_stale(worker, id, run, name, Lateness::Unexpected, now).await.map(Err);
+            }
         }
         self.announce(id, run, progress, span, now);
         Ok(Ok(()))
@@ -324,9 +327,11 @@ impl ReportHandler {
         let accepted = self.store.run_update(updates, now).await;
         let mut acks = Vec::with_capacity(pending.len());
         for (at, PendingUpdate { update, report, progress, span }) in pending.into_iter().enumerate() {
-            let rejection = match &accepted {
-                Ok(accepted) if accepted.get(at) == Some(&true) => None,
-                Ok(_) => {
+            let result = accepted.as_ref().map(|results| results.get(at).cloned().unwrap_or(UpdateResult::Stale));
+            let rejection = match result {
+                Ok(UpdateResult::Accepted) => None,
+                Ok(UpdateResult::Rejected(reason)) => Some(self.reject_full(worker, update.id, report, reason)),
+                Ok(UpdateResult::Stale) => {
                     let lateness = Lateness::Unexpected;
                     let rejected = self.reject_stale(worker, update.id, update.run, report, lateness, now).await;
                     Some(rejected.unwrap_or_else(|_| Rejection::unavailable()))
@@ -413,6 +418,13 @@ impl ReportHandler {
         let text = format!("{report} from worker {}: {}", worker.key, rejection.message);
         self.store.run_update(vec![RunUpdate::stale(id, run, text, now)], now).await?;
         Ok(rejection)
+    }
+
+    /// Rejects a report because the job has too much of it already.
+    fn reject_full(&self, worker: &ConnectedWorker, id: JobId, report: &'static str, reason: String) -> Rejection {
+        let rejection = Rejection::new(ErrorCode::PayloadTooLarge, reason);
+        tracing::warn!(job = %id, worker = worker.key, report, reason = rejection.message, "report rejected");
+        rejection
     }
 
     fn count_rejected(

@@ -16,6 +16,7 @@ mod outbox;
 mod report;
 mod schedules;
 mod scratch;
+mod stalls;
 mod submit;
 mod tasks;
 mod tasks_baseline;
@@ -71,6 +72,9 @@ pub struct Arguments {
     /// Hostile connections for --attacks
     #[arg(long, default_value_t = 1_000, value_name = "N", requires = "attacks")]
     clients: usize,
+    /// Measure only how long small writes wait while another client submits large batches or cancels a large graph
+    #[arg(long)]
+    stalls: bool,
     /// Measure only tasks: events applied, their latency, and 100 000 waiting tasks
     #[arg(long, group = "with_events")]
     tasks: bool,
@@ -117,6 +121,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             connections::connections(scratch, &mut report).await
         } else if arguments.attacks {
             attacks::attacks(scratch, arguments.clients, arguments.seconds, &mut report).await
+        } else if arguments.stalls {
+            stalls::stalls(scratch, &mut report).await
         } else if arguments.tasks {
             tasks::tasks(scratch, arguments.events, &mut report).await
         } else if arguments.outbox {

@@ -133,6 +133,12 @@ const CODES: &[Code] = &[
         .repaired("surplus {state|states} deleted"),
     error("wrong-lane", "{job is|jobs are} in the wrong lane", "{id} ({x:state})", FIX)
         .repaired("{row|rows} moved to the lane of the job"),
+    warning(
+        "lanes-near-limit",
+        "{database has|databases have} nearly as many lanes as it may have",
+        "{x} of {y} combinations of queue, type and priority",
+        "put ids into the payload instead of the names of types and queues; lanes without jobs are reclaimed",
+    ),
     error("lane-missing", "{lane is|lanes are} used by jobs but missing", "lane {x}", BY_HAND),
     error(
         "orphaned-rows",
@@ -422,7 +428,10 @@ const COUNTERS: &str = sql!(
 const LANES: &str = "
     SELECT 'lane-missing' AS code, CAST(NULL AS uuid) AS id, '' AS words, CAST(lane AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
-    FROM (SELECT lane FROM job GROUP BY lane) u WHERE lane NOT IN (SELECT id FROM lane)";
+    FROM (SELECT lane FROM job GROUP BY lane) u WHERE lane NOT IN (SELECT id FROM lane)
+    UNION ALL
+    SELECT 'lanes-near-limit', CAST(NULL AS uuid), '', n, CAST(20000 AS bigint), CAST(NULL AS bigint)
+    FROM (SELECT CAST(count(*) AS bigint) AS n FROM lane) c WHERE n >= 16000";
 
 macro_rules! orphans {
     ($($table:literal $column:literal $owner:literal),+ $(,)?) => {
@@ -434,7 +443,7 @@ macro_rules! orphans {
 }
 
 const ORPHANS: &str = orphans!(
-    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
+    "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "stale_report" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
     "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
     "worker_change" "worker" "worker", "task_record" "task" "task", "task_inbox" "task" "task", "task_job" "task" "task",
     "task_tag" "task" "task",
@@ -569,3 +578,15 @@ const OUTBOX: &str = "
     UNION ALL
     SELECT 'lease-unknown-sink', l.node, '', l.partition, l.sink, NULL FROM outbox_lease l
     WHERE NOT EXISTS (SELECT 1 FROM subscription s WHERE s.id = l.sink)";
+
+#[cfg(test)]
+mod tests {
+    use super::LANES;
+    use crate::lanes::MAX_LANES;
+
+    #[test]
+    fn the_warning_about_lanes_comes_at_four_fifths_of_their_limit() {
+        assert!(LANES.contains(&format!("CAST({MAX_LANES} AS bigint)")));
+        assert!(LANES.ends_with(&format!("n >= {}", MAX_LANES / 10 * 8)));
+    }
+}

@@ -5,7 +5,9 @@ use deadpool_postgres::Object;
 use faena_domain::{BulkId, JobId, Timestamp};
 use tokio_postgres::{Row, types::ToSql};
 
-use super::{Postgres, Shared, audit, change, dependents, end::storable, events, machines::definition, read, tasks};
+use super::{
+    Postgres, Shared, Writes, audit, change, dependents, end::storable, events, machines::definition, read, tasks,
+};
 use crate::{
     Bulk, BulkAction, BulkStep, BulkStore, BulkWork, COUNT_LIMIT, CancelOutcome, Filter, NewBulk, Result, Signal,
     StoreError, TaskBulk,
@@ -133,7 +135,7 @@ async fn step_in(
         BulkWork::Jobs { action, filter } => {
             let mut acted = Acted::default();
             for id in &step.ids {
-                let job = Acting { shard: shared.bulk_shard(), action: *action, filter, id: JobId(*id) };
+                let job = Acting { writes: shared.bulk_writes(), action: *action, filter, id: JobId(*id) };
                 acted.count(act_on(client, job, after_commit, now).await)?;
             }
             acted
@@ -175,7 +177,7 @@ async fn act_on_tasks(
 
 /// An action on one job.
 struct Acting<'a> {
-    shard: i16,
+    writes: Writes,
     action: BulkAction,
     filter: &'a Filter,
     id: JobId,
@@ -183,7 +185,7 @@ struct Acting<'a> {
 
 /// Processes one job: rejects it before anything is written, or does everything.
 async fn act_on(client: &Object, job: Acting<'_>, after_commit: &mut AfterCommit, now: Timestamp) -> Result<()> {
-    let Acting { shard, action, filter, id } = job;
+    let Acting { writes, action, filter, id } = job;
     // Locks the row first, as every change does: what is read afterwards stays true.
     client
         .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
@@ -195,7 +197,7 @@ async fn act_on(client: &Object, job: Acting<'_>, after_commit: &mut AfterCommit
     }
     match action {
         BulkAction::Cancel => {
-            let (outcome, signals) = change::cancel_in(client, shard, id, CANCEL_REASON, now).await?;
+            let (outcome, signals) = change::cancel_in(client, writes, id, CANCEL_REASON, now).await?;
             after_commit.signals.extend(signals);
             match outcome {
                 CancelOutcome::Cancelled => after_commit.ended.push(id),
@@ -203,10 +205,10 @@ async fn act_on(client: &Object, job: Acting<'_>, after_commit: &mut AfterCommit
             }
         }
         BulkAction::Retry => {
-            change::retry_in(client, shard, id, retried_by(None), now).await?;
+            change::retry_in(client, writes, id, retried_by(None), now).await?;
         }
         BulkAction::Delete => {
-            after_commit.signals.extend(change::delete_in(client, shard, id).await?);
+            after_commit.signals.extend(change::delete_in(client, writes.shard, id).await?);
             after_commit.ended.push(id);
         }
     }

@@ -7,13 +7,14 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
-    Shared, audit,
+    Shared, Writes, audit,
     cleanup::clean_up,
     dependents::{self, put_ended},
     end::{QueueRows, storable},
+    job_log::{add_log_entry, trim_attempts},
+    lanes::lane_of,
     read,
-    run_updates::add_log_entry,
-    submit::{apply, lane_of, put_key_queues},
+    submit::{apply, put_key_queues},
     webhooks,
 };
 use crate::{
@@ -83,7 +84,7 @@ pub async fn cancel(
 ) -> Result<CancelOutcome> {
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.cancel", id, json!({ "reason": reason }));
-    let work = cancel_in(&client, shared.own_shard(), id, reason, now);
+    let work = cancel_in(&client, shared.own_writes(), id, reason, now);
     let result = audit::with(&client, entry, now, work).await;
     let (outcome, signals) = client.end(result).await?;
     shared.signal(signals);
@@ -97,7 +98,7 @@ pub async fn cancel(
 /// The second value is signalled after the commit.
 pub async fn cancel_in(
     client: &Object,
-    shard: i16,
+    writes: Writes,
     id: JobId,
     reason: &str,
     now: Timestamp,
@@ -114,7 +115,7 @@ pub async fn cancel_in(
                 &[&id.0, &storable(reason), &now.as_ms()],
             )
             .await?;
-        add_log_entry(client, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
+        add_log_entry(client, &writes.limits, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
         return Ok((CancelOutcome::Asked { state }, Vec::new()));
     }
     let taken = dequeue(client, found.lane, id).await?.ok_or_else(state_changed)?;
@@ -122,24 +123,24 @@ pub async fn cancel_in(
     let signals = clean_up(client, &[(id.0, JobExit::Finished)]).await?;
     let mut deltas = Deltas::default();
     deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
-    apply(client, shard, &deltas).await?;
+    apply(client, writes.shard, &deltas).await?;
     Ok((CancelOutcome::Cancelled, signals))
 }
 
 pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried> {
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.retry", id, json!({}));
-    let work = retry_in(&client, shared.own_shard(), id, retried_by(by), now);
+    let work = retry_in(&client, shared.own_writes(), id, retried_by(by), now);
     let result = audit::with(&client, entry, now, work).await;
     let retried = client.end(result).await?;
     shared.signal([Signal::Waiting]);
     Ok(retried)
 }
 
-pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: Timestamp) -> Result<Retried> {
+pub async fn retry_in(client: &Object, writes: Writes, id: JobId, by: String, now: Timestamp) -> Result<Retried> {
     let found = lock(client, id).await?;
     if found.state == JobState::Retrying {
-        return retry_now(client, found.lane, id, by, now).await;
+        return retry_now(client, writes, found.lane, id, by, now).await;
     }
     if !found.state.can_transition_to(JobState::Pending) {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be retried" });
@@ -178,6 +179,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
             &[&lane, &id.0],
         )
         .await?;
+    trim_attempts(client, &[id.0]).await?;
     client
         .execute(
             sql!("INSERT INTO faena.job_log (id, run, log)
@@ -191,7 +193,7 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
             &[&lane, &id.0],
         )
         .await?;
-    add_log_entry(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
+    add_log_entry(client, &writes.limits, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
     if unfinished.is_empty() {
         let mut rows = QueueRows::default();
         rows.push(lane, id, now, 0);
@@ -213,12 +215,19 @@ pub async fn retry_in(client: &Object, shard: i16, id: JobId, by: String, now: T
     }
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(found.state), Tally::Pending, 1);
-    apply(client, shard, &deltas).await?;
+    apply(client, writes.shard, &deltas).await?;
     Ok(Retried::FROM_START)
 }
 
 /// Lets a retrying job make its next attempt now.
-async fn retry_now(client: &Object, lane: LaneId, id: JobId, by: String, now: Timestamp) -> Result<Retried> {
+async fn retry_now(
+    client: &Object,
+    writes: Writes,
+    lane: LaneId,
+    id: JobId,
+    by: String,
+    now: Timestamp,
+) -> Result<Retried> {
     let row = client
         .query_opt(
             sql!(
@@ -229,7 +238,7 @@ async fn retry_now(client: &Object, lane: LaneId, id: JobId, by: String, now: Ti
         )
         .await?
         .ok_or_else(state_changed)?;
-    add_log_entry(client, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
+    add_log_entry(client, &writes.limits, id, None, LogLine::new(now, LogEvent::Retried, by)).await?;
     Ok(Retried { state: JobState::Retrying, retry_count: u32::try_from(row.get::<_, i16>(0)).unwrap_or(0) })
 }
 
@@ -285,6 +294,9 @@ async fn patch_in(
         Some(priority) if priority != old.priority => lane_of(shared, LaneName { priority, ..old.name() }).await?,
         _ => lane,
     };
+    if new_lane != lane {
+        client.query_one("SELECT faena.require_lanes($1)", &[&vec![new_lane]]).await?;
+    }
     let (expired_before, labels_before) = (options.expires_at, labels_of(&options));
     patch.apply_to(&mut options);
     options.name = options.name.filter(|name| *name != old.kind);
@@ -302,7 +314,8 @@ async fn patch_in(
     let mut deltas = Deltas::default();
     deltas.add(lane, Tally::of(state), -1);
     deltas.add(new_lane, Tally::of(new_state), 1);
-    add_log_entry(client, id, None, LogLine::new(now, LogEvent::Patched, patch.describe())).await?;
+    add_log_entry(client, &shared.options.job_limits, id, None, LogLine::new(now, LogEvent::Patched, patch.describe()))
+        .await?;
     apply(client, shared.own_shard(), &deltas).await?;
     Ok(ready)
 }
@@ -499,7 +512,7 @@ pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<Vec<Signal>> {
             )
             .await?;
     }
-    for table in ["attempt", "job_log", "step", "progress", "job"] {
+    for table in ["attempt", "job_log", "stale_report", "step", "progress", "job"] {
         client.execute(&format!("DELETE FROM faena.{table} WHERE id = ANY($1)"), &[&ids]).await?;
     }
     Ok(signals)

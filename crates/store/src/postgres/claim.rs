@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::{Postgres, Shared, end, limited_claim};
 use crate::{
     ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Limited, Owner, Result, RunEnd, RunUpdate, StoreError,
+    UpdateResult,
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, share_out},
@@ -29,14 +30,15 @@ impl ClaimStore for Postgres {
         claim(&self.shared, &requests, now).await
     }
 
-    async fn run_update(&self, updates: Vec<RunUpdate>, now: Timestamp) -> Result<Vec<bool>> {
+    async fn run_update(&self, updates: Vec<RunUpdate>, now: Timestamp) -> Result<Vec<UpdateResult>> {
         self.report(updates, |update| update.run, |_| false, end::Work::Updates, now).await
     }
 
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
         let some = self.shared.lanes.any_keyed(ends.iter().map(|end| end.lane));
         let keyed = |end: &RunEnd| some && self.shared.lanes.any_keyed([end.lane]);
-        self.report(ends, |end| end.run, keyed, end::Work::Ends, now).await
+        let answers = self.report(ends, |end| end.run, keyed, end::Work::Ends, now).await?;
+        Ok(answers.iter().map(UpdateResult::is_accepted).collect())
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     PooledClient,
     end::{Work, key, saturating_i16, stored_ends},
 };
-use crate::{LaneId, Result, RunEnd, RunOutcome, lanes::LaneCache, sql::sql};
+use crate::{LaneId, Result, RunEnd, RunOutcome, UpdateResult, lanes::LaneCache, sql::sql};
 
 /// Returns the run ends of all calls if every one can take the fast path: a completion, of a distinct job, without a
 /// concurrency key and with no other rows to clean up. Returns `None` otherwise.
@@ -42,7 +42,7 @@ pub async fn complete(
     shard: i16,
     works: &[Work],
     ends: &[&RunEnd],
-) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
+) -> Result<(Vec<Vec<UpdateResult>>, Vec<JobId>)> {
     let columns = DoneColumns::of(ends.iter().copied());
     let closed_claims: Vec<Run> = ends.iter().filter(|end| end.closes_claim).map(|end| end.run).collect();
     let put = client
@@ -91,7 +91,7 @@ pub async fn complete(
     let results = works
         .iter()
         .map(|work| match work {
-            Work::Ends(list) => list.iter().map(is_accepted).collect(),
+            Work::Ends(list) => list.iter().map(|end| UpdateResult::of(is_accepted(end))).collect(),
             Work::Updates(_) => Vec::new(),
         })
         .collect();

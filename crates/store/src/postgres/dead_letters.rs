@@ -35,7 +35,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Resu
     let entry = audit_entry(Some(by), "dead_letter.retry", id, json!({}));
     let work = async {
         require_failed(&client, id, "be retried as a dead letter").await?;
-        change::retry_in(&client, shared.own_shard(), id, retried_by(Some(by)), now).await?;
+        change::retry_in(&client, shared.own_writes(), id, retried_by(Some(by)), now).await?;
         Ok(())
     };
     let result = audit::with(&client, entry, now, work).await;

@@ -10,56 +10,99 @@ use super::{
     Shared,
     cleanup::clean_up,
     end::{QueueRows, saturating_i16, storable},
+    job_log::add_log_entries,
     read,
-    run_updates::add_log_entry,
     submit::apply,
 };
 use crate::{
     JobExit, LaneId, Result, Signal, Tally,
     assemble::parse_options,
+    dependents::{EDGES_PER_SLICE, PARENTS_PER_SLICE},
     plan::{Deltas, Taken, parent_cause},
+    sql::PENDING,
     sql::sql,
-    sql::{CANCELLED, PENDING},
 };
 
 /// Releases the dependents of `finished`, and so on down the graph. Can be repeated: everything happens once.
+///
+/// One transaction processes one slice of a large graph. It records the parents of the rest in `unreleased`, and the promoter of any
+/// node continues with them.
 pub async fn release_dependents(shared: &Shared, finished: &[JobId], now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
-    let result = release_all(&client, finished, now).await;
-    let result = match result {
-        Ok((deltas, lanes, signals)) => apply(&client, shared.own_shard(), &deltas).await.map(|()| (lanes, signals)),
-        Err(error) => Err(error),
-    };
-    let (lanes, signals) = client.end(result).await?;
-    for lane in lanes {
-        shared.cursors.lower(lane, now.as_ms());
-        shared.signal([Signal::Ready(lane)]);
-    }
-    shared.signal([Signal::Waiting]);
-    shared.signal(signals);
+    let result = release_slice(&client, shared, finished.to_vec(), now).await;
+    client.end(result).await?.send(shared, now);
     Ok(())
 }
 
-/// Returns what to count, which lanes have ready jobs, and the signals to send after the commit.
-async fn release_all(
-    client: &Object,
-    finished: &[JobId],
-    now: Timestamp,
-) -> Result<(Deltas, HashSet<LaneId>, Vec<Signal>)> {
-    let mut deltas = Deltas::default();
-    let mut signals = Vec::new();
-    let mut lanes = HashSet::new();
-    let mut parents: Vec<JobId> = finished.to_vec();
-    while !parents.is_empty() {
+/// Continues with parents whose dependents did not fit into an earlier transaction. Returns how many dependents it moved, and whether
+/// more are left.
+pub async fn continue_release(shared: &Shared, now: Timestamp) -> Result<(usize, bool)> {
+    let client = shared.begin().await?;
+    let result = async {
+        let rows = client
+            .query(
+                "DELETE FROM faena.unreleased WHERE parent = ANY (ARRAY(
+                     SELECT parent FROM faena.unreleased LIMIT $1 FOR UPDATE SKIP LOCKED)) RETURNING parent",
+                &[&PARENTS_PER_SLICE],
+            )
+            .await?;
+        if rows.is_empty() {
+            return Ok(Released::default());
+        }
+        let parents = rows.iter().map(|row| JobId(row.get(0))).collect();
+        let mut released = release_slice(&client, shared, parents, now).await?;
+        released.more |= i64::try_from(rows.len()).is_ok_and(|count| count == PARENTS_PER_SLICE);
+        Ok(released)
+    }
+    .await;
+    let released = client.end(result).await?;
+    let answer = (released.moved, released.more);
+    released.send(shared, now);
+    Ok(answer)
+}
+
+/// What a slice has done.
+#[derive(Default)]
+struct Released {
+    deltas: Deltas,
+    /// Lanes that have ready jobs now.
+    lanes: HashSet<LaneId>,
+    signals: Vec<Signal>,
+    moved: usize,
+    /// Whether dependents are left.
+    more: bool,
+}
+
+impl Released {
+    /// Sends the signals, after the commit.
+    fn send(self, shared: &Shared, now: Timestamp) {
+        for lane in self.lanes {
+            shared.cursors.lower(lane, now.as_ms());
+            shared.signal([Signal::Ready(lane)]);
+        }
+        shared.signal([Signal::Waiting]);
+        shared.signal(self.signals);
+    }
+}
+
+/// PostgreSQL: a level of the graph takes several round trips, so a slice of a chain is bounded by its length too.
+const LEVELS_PER_SLICE: usize = 100;
+
+async fn release_slice(client: &Object, shared: &Shared, mut parents: Vec<JobId>, now: Timestamp) -> Result<Released> {
+    let mut released = Released::default();
+    let (mut left, mut levels) = (EDGES_PER_SLICE, 0);
+    while !parents.is_empty() && left > 0 && levels < LEVELS_PER_SLICE {
+        levels += 1;
         let states = read::states_of(client, &parents).await?;
-        let edges = edges(client, &parents).await?;
+        // A parent that was retried meanwhile releases its dependents when it ends again.
+        parents.retain(|id| states.get(id).is_none_or(|state| state.is_terminal()));
+        let edges = edges(client, &parents, left).await?;
+        let is_complete = edges.len() < left;
+        left = left.saturating_sub(edges.len());
         let mut cancelled: HashMap<Uuid, String> = HashMap::new();
         let mut good: (Vec<Uuid>, Vec<Uuid>) = Default::default();
         for edge in &edges {
             let state = states.get(&edge.parent).copied();
-            if state.is_some_and(|state| !state.is_terminal()) {
-                continue;
-            }
             if state == Some(JobState::Completed) || edge.on_failure == OnParentFailure::Run {
                 good.0.push(edge.parent.0);
                 good.1.push(edge.child.0);
@@ -67,10 +110,27 @@ async fn release_all(
                 cancelled.insert(edge.child.0, parent_cause(edge.parent, state));
             }
         }
-        release(client, &good, &cancelled, now, &mut deltas, &mut lanes).await?;
-        parents = cancel(client, cancelled, now, &mut deltas, &mut signals).await?;
+        release(client, shared, &good, &cancelled, now, &mut released).await?;
+        let next = cancel(client, cancelled, now, &mut released).await?;
+        if is_complete {
+            parents = next;
+        } else {
+            parents.extend(next);
+        }
     }
-    Ok((deltas, lanes, signals))
+    if !parents.is_empty() {
+        let ids: Vec<Uuid> = parents.iter().map(|id| id.0).collect();
+        let postponed = client
+            .execute(
+                "INSERT INTO faena.unreleased (parent) SELECT DISTINCT p FROM unnest($1::uuid[]) AS p
+                 WHERE EXISTS (SELECT FROM faena.dependency d WHERE d.parent = p) ON CONFLICT DO NOTHING",
+                &[&ids],
+            )
+            .await?;
+        released.more = postponed > 0;
+    }
+    apply(client, shared.own_shard(), &released.deltas).await?;
+    Ok(released)
 }
 
 struct Edge {
@@ -79,22 +139,29 @@ struct Edge {
     on_failure: OnParentFailure,
 }
 
-/// Returns the edges from these parents, with their children locked: of two parents that end concurrently, the second sees
+/// Returns up to `limit` edges from these parents, with their children locked: of two parents that end concurrently, the second sees
 /// what the first has done.
-async fn edges(client: &Object, parents: &[JobId]) -> Result<Vec<Edge>> {
+async fn edges(client: &Object, parents: &[JobId], limit: usize) -> Result<Vec<Edge>> {
     let ids: Vec<Uuid> = parents.iter().map(|id| id.0).collect();
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows =
+        client.query("SELECT child FROM faena.dependency WHERE parent = ANY($1) LIMIT $2", &[&ids, &limit]).await?;
+    let children: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    if children.is_empty() {
+        return Ok(Vec::new());
+    }
     client
         .execute(
             sql!("SELECT FROM faena.job j JOIN faena.waiting w ON w.lane = j.lane AND w.state = {PENDING} AND w.id = j.id
-             WHERE j.id IN (SELECT child FROM faena.dependency WHERE parent = ANY($1)) ORDER BY w.id FOR UPDATE OF w"),
-            &[&ids],
+             WHERE j.id = ANY($1) ORDER BY w.id FOR UPDATE OF w"),
+            &[&children],
         )
         .await?;
     let rows = client
         .query(
             "SELECT d.parent, d.child, j.options FROM faena.dependency d LEFT JOIN faena.job j ON j.id = d.child
-             WHERE d.parent = ANY($1)",
-            &[&ids],
+             WHERE d.parent = ANY($1) AND d.child = ANY($2) LIMIT $3",
+            &[&ids, &children, &limit],
         )
         .await?;
     rows.iter()
@@ -108,11 +175,11 @@ async fn edges(client: &Object, parents: &[JobId]) -> Result<Vec<Edge>> {
 /// Removes edges, and releases the children that have none left.
 async fn release(
     client: &Object,
+    shared: &Shared,
     (parents, children): &(Vec<Uuid>, Vec<Uuid>),
     cancelled: &HashMap<Uuid, String>,
     now: Timestamp,
-    deltas: &mut Deltas,
-    lanes: &mut HashSet<LaneId>,
+    released: &mut Released,
 ) -> Result<()> {
     if parents.is_empty() {
         return Ok(());
@@ -139,15 +206,18 @@ async fn release(
         .await?;
     let mut ready = QueueRows::default();
     let mut waiting = QueueRows::default();
+    let done = LogLine::new(now, LogEvent::ParentsDone, "");
+    let entries = rows.iter().map(|row| (JobId(row.get(0)), None, done.clone())).collect();
+    add_log_entries(client, &shared.options.job_limits, entries).await?;
+    released.moved += rows.len();
     for row in rows {
         let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
-        add_log_entry(client, id, None, LogLine::new(now, LogEvent::ParentsDone, "")).await?;
         match parse_options(row.get(2))?.scheduled_at {
             Some(due_at) if due_at > now => waiting.push(lane, id, due_at, 0),
             _ => {
                 ready.push(lane, id, now, 0);
-                deltas.moved(lane, Tally::Pending, Tally::Queued, 1);
-                lanes.insert(lane);
+                released.deltas.moved(lane, Tally::Pending, Tally::Queued, 1);
+                released.lanes.insert(lane);
             }
         }
     }
@@ -160,8 +230,7 @@ async fn cancel(
     client: &Object,
     causes: HashMap<Uuid, String>,
     now: Timestamp,
-    deltas: &mut Deltas,
-    signals: &mut Vec<Signal>,
+    released: &mut Released,
 ) -> Result<Vec<JobId>> {
     if causes.is_empty() {
         return Ok(Vec::new());
@@ -178,16 +247,28 @@ async fn cancel(
             &[&ids],
         )
         .await?;
-    let mut cancelled = Vec::new();
-    for row in rows {
-        let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
-        let cause = causes.get(&id.0).cloned().unwrap_or_default();
-        put_ended(client, lane, CANCELLED, id, Taken::default(), &cause, "cancelled", LogEvent::Cancelled, now).await?;
-        deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
-        cancelled.push(id);
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(1)).collect();
+    let errors: Vec<String> = ids.iter().map(|id| causes.get(id).cloned().unwrap_or_default()).collect();
+    let log = |error: &String| Taken::default().log(now, LogEvent::Cancelled, error);
+    let logs: Vec<String> = errors.iter().map(log).collect();
+    client
+        .execute(
+            sql!(
+                "INSERT INTO faena.ended (lane, state, id, finished_at, run, retry_count, error, reason, log)
+             SELECT lane, {CANCELLED}, id, $5, 0, 0, error, 'cancelled', log
+             FROM unnest($1::int4[], $2::uuid[], $3::text[], $4::text[]) AS e(lane, id, error, log)"
+            ),
+            &[&lanes, &ids, &errors, &logs, &now.as_ms()],
+        )
+        .await?;
+    for lane in lanes {
+        released.deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
     }
-    signals.extend(clean_up(client, &cancelled.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?);
-    Ok(cancelled)
+    released.moved += ids.len();
+    let exits: Vec<(Uuid, JobExit)> = ids.iter().map(|id| (*id, JobExit::Finished)).collect();
+    released.signals.extend(clean_up(client, &exits).await?);
+    Ok(ids.into_iter().map(JobId).collect())
 }
 
 /// Ends a job that is not in flight.

@@ -25,8 +25,10 @@ use crate::{
 
 pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<DueResult> {
     let promoted = promote_due(shared, limit, now).await?;
-    let mut due = DueResult { promoted, more: promoted == limit, ..DueResult::default() };
+    let (released, more) = dependents::continue_release(shared, now).await?;
+    let mut due = DueResult { promoted, more: more || promoted == limit, ..DueResult::default() };
     look_at_parents(shared, limit, now, &mut due).await?;
+    due.unblocked += released;
     let client = shared.client().await?;
     let next = read::next_due_at(&client).await;
     due.next_at = client.return_to_pool(next)?;

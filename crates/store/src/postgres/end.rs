@@ -17,11 +17,12 @@ use super::{
     cleanup::{clean_up, frees_capacity},
     complete::{DoneColumns, complete, plain_completions},
     dependents, events,
+    job_log::trim_attempts,
     run_updates::write_updates,
     submit::put_key_queues,
 };
 use crate::{
-    JobExit, LaneId, Result, RunEnd, RunOutcome, RunUpdate, Signal, Tally,
+    JobExit, LaneId, Result, RunEnd, RunOutcome, RunUpdate, Signal, Tally, UpdateResult,
     assemble::parse_options,
     events::GUARDIAN,
     jobs::state_code,
@@ -32,7 +33,7 @@ use crate::{
 pub struct Call {
     pub work: Work,
     pub now: Timestamp,
-    pub answer: Answer<Vec<bool>>,
+    pub answer: Answer<Vec<UpdateResult>>,
 }
 
 #[derive(Clone)]
@@ -79,7 +80,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
 }
 
 /// Writes one transaction. Returns, per call, whether each report was accepted, and the finished jobs that other jobs depend on.
-async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<bool>>, Vec<JobId>)> {
+async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<UpdateResult>>, Vec<JobId>)> {
     let mut runs: Vec<Run> = works
         .iter()
         .flat_map(|work| match work {
@@ -163,13 +164,15 @@ async fn write(
     shard: i16,
     works: &[Work],
     open_claims: &HashMap<Run, i64>,
-) -> Result<(Vec<Vec<bool>>, Effects)> {
+) -> Result<(Vec<Vec<UpdateResult>>, Effects)> {
     let mut results = Vec::with_capacity(works.len());
     let mut ends: HashMap<Key, &RunEnd> = HashMap::new();
     let mut closed = Vec::new();
     for work in works {
         let answers = match work {
-            Work::Updates(updates) => write_updates(client, updates, open_claims, &ends).await?,
+            Work::Updates(updates) => {
+                write_updates(client, updates, open_claims, &ends, &shared.options.job_limits).await?
+            }
             Work::Ends(list) => {
                 for end in list.iter().filter(|end| open_claims.contains_key(&end.run)) {
                     // Of several ends of one run the first counts.
@@ -208,7 +211,7 @@ async fn write(
     };
     for (work, answers) in works.iter().zip(&mut results) {
         if let Work::Ends(list) = work {
-            *answers = list.iter().map(is_accepted).collect();
+            *answers = list.iter().map(|end| UpdateResult::of(is_accepted(end))).collect();
         }
     }
     Ok((results, effects))
@@ -350,6 +353,8 @@ async fn put_not_completed(
         effects.finished.push(end.id.0);
     }
     put_rows(client, &requeued, false).await?;
+    let returned = requeued.iter().filter(|end| matches!(end.outcome, RunOutcome::Released)).map(|end| end.id.0);
+    trim_attempts(client, &returned.collect::<Vec<_>>()).await?;
     let mut waiting = QueueRows::default();
     let mut ready = QueueRows::default();
     for end in requeued {

@@ -9,7 +9,8 @@ use super::{
     Shared,
     end::storable,
     events,
-    submit::{self, lanes_of},
+    lanes::lanes_of,
+    submit,
     tasks::{AfterCommit, create_in},
 };
 use crate::{LaneId, NewTask, Result, Submitted};

@@ -5,8 +5,8 @@ use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
 
 use super::{Postgres, change, dead_letters, due, list, position, read, submit};
 use crate::{
-    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane,
-    LaneId, Page, Result, Retention, Retried, Submitted, events::SYSTEM, lists::Span,
+    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore,
+    LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, events::SYSTEM, lists::Span,
 };
 
 #[async_trait]
@@ -58,6 +58,11 @@ impl JobStore for Postgres {
         self.shared.retrying(|| read::get(&self.shared, id)).await
     }
 
+    async fn job_log(&self, id: JobId, after: Option<LogCursor>, limit: usize) -> Result<Option<LogPage>> {
+        let log = self.shared.retrying(|| read::log(&self.shared, id)).await?;
+        Ok(log.map(|log| LogPage::of(log, after, limit)))
+    }
+
     async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>> {
         self.shared.retrying(|| position::position(&self.shared, id, &without)).await
     }
@@ -88,11 +93,5 @@ impl JobStore for Postgres {
 
     async fn in_flight_counts(&self) -> Result<Vec<InFlightCount>> {
         self.shared.retrying(|| read::in_flight_counts(&self.shared)).await
-    }
-
-    async fn lanes(&self) -> Result<Vec<Lane>> {
-        // Other nodes create lanes too.
-        self.shared.retrying(|| self.shared.load_lanes()).await?;
-        Ok(self.shared.lanes.all())
     }
 }

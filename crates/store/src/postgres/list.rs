@@ -69,12 +69,12 @@ async fn select(client: &Object, query: &ListQuery, counts: &Counts) -> Result<S
             let named = ids_by_name(client, query, query.page).await?;
             let all_named = if is_first { named.clone() } else { ids_by_name(client, query, query.allowed).await? };
             let end = named.end;
-            let ids = ids_by_lane(client, query, lanes, query.page, query.wanted).await?;
+            let ids = ids_by_lane(client, query, counts, lanes, query.page, query.wanted).await?;
             let ids = query.certain(ids.into_iter().chain(named.ids).collect(), end);
             let (total, exact) = match query.counted(counts, lanes) {
                 Some(total) => (total, true),
                 None => {
-                    let total = count_by_lane(client, query, lanes).await?;
+                    let total = count_by_lane(client, query, counts, lanes).await?;
                     (total, total < lists::COUNT_LIMIT as u64)
                 }
             };
@@ -128,8 +128,8 @@ async fn views(shared: &Shared, client: &Object, ids: &[JobId]) -> Result<Vec<Jo
     let mut jobs = HashMap::with_capacity(rows.len());
     for (row, location) in rows {
         let id = row.id;
-        let mut view = assemble::view(row, location, details.remove(&id).unwrap_or_default(), &job_workers)?;
-        view.execution_log = Vec::new();
+        let mut view = assemble::listed_view(row, location, details.remove(&id).unwrap_or_default(), &job_workers)?;
+        (view.execution_log, view.execution_log_omitted) = (Vec::new(), 0);
         jobs.insert(id, view);
     }
     Ok(ids.iter().filter_map(|id| jobs.remove(id)).collect())
@@ -149,7 +149,7 @@ pub async fn find_in(shared: &Shared, client: &Object, filter: &Filter, span: Sp
     let window = match &query.source {
         Source::Lanes(lanes) => {
             let named = ids_by_name(client, &query, query.page).await?;
-            let ids = ids_by_lane(client, &query, lanes, query.page, query.wanted).await?;
+            let ids = ids_by_lane(client, &query, &counts_in(client).await?, lanes, query.page, query.wanted).await?;
             let ids = query.certain(ids.into_iter().chain(named.ids).collect(), named.end);
             Window { ids, end: named.end }
         }
@@ -178,7 +178,8 @@ async fn candidates(client: &Object, query: &ListQuery, range: Range) -> Result<
         Source::Label { kind, value } => ids_by_label(client, query, *kind, value, range).await,
         Source::Correlation(text) => ids_by_correlation(client, query, text, range).await,
         Source::Scan { lanes, name } => {
-            let mut ids = ids_by_lane(client, query, lanes, range, lists::COUNT_LIMIT).await?;
+            let mut ids =
+                ids_by_lane(client, query, &counts_in(client).await?, lanes, range, lists::COUNT_LIMIT).await?;
             if let Some(name) = name {
                 ids.extend(ids_by_label(client, query, LabelKind::Name, name, range).await?);
             }
@@ -254,10 +255,11 @@ async fn ids_by_part_of_name(client: &Object, query: &ListQuery, range: Range) -
     Ok(scan.window(lists::COUNT_LIMIT))
 }
 
-/// Returns the newest ids of each lane and table.
+/// Returns the newest ids of each lane and table. The counters say which lanes have jobs in a table.
 pub async fn ids_by_lane(
     client: &Object,
     query: &ListQuery,
+    counts: &Counts,
     lanes: &[LaneId],
     range: Range,
     wanted: usize,
@@ -265,17 +267,22 @@ pub async fn ids_by_lane(
     let newest = |table: &str, state: &str| {
         format!(
             "SELECT x.id FROM unnest($1::int4[]) AS l(lane) CROSS JOIN LATERAL (
-                 SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id {} LIMIT $4) x",
-            query.order()
+                 SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id {order} LIMIT $4) x
+             ORDER BY id {order} LIMIT $4",
+            order = query.order()
         )
     };
     let mut ids = Vec::new();
-    for sql in query.queries(
+    for (tally, sql) in query.queries(
         &newest("ready", ""),
         |state| newest("waiting", &format!("AND state = {state}")),
         &newest("done", ""),
         |state| newest("ended", &format!("AND state = {state}")),
     ) {
+        let lanes = lists::with_jobs(lanes, tally, counts);
+        if lanes.is_empty() {
+            continue;
+        }
         let statement = client.prepare_cached(&sql).await?;
         let rows = client.query(&statement, &[&lanes, &range.before.0, &range.from.0, &(wanted as i64)]).await?;
         ids.extend(rows.iter().map(|row| JobId(row.get(0))));
@@ -335,19 +342,20 @@ pub async fn in_flight_ids(
     Ok(in_flight)
 }
 
-pub async fn count_by_lane(client: &Object, query: &ListQuery, lanes: &[LaneId]) -> Result<u64> {
+pub async fn count_by_lane(client: &Object, query: &ListQuery, counts: &Counts, lanes: &[LaneId]) -> Result<u64> {
     let counted = |table: &str, state: &str| {
         format!(
             "SELECT count(*) FROM (SELECT 1 FROM faena.{table} WHERE lane = ANY($1) {state} AND id < $2 AND id >= $3 LIMIT $4) x"
         )
     };
     let mut total: u64 = 0;
-    for sql in query.queries(
+    for (tally, sql) in query.queries(
         &counted("ready", ""),
         |state| counted("waiting", &format!("AND state = {state}")),
         &counted("done", ""),
         |state| counted("ended", &format!("AND state = {state}")),
     ) {
+        let lanes = lists::with_jobs(lanes, tally, counts);
         let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
         let row = client.query_one(&sql, &[&lanes, &query.allowed.before.0, &query.allowed.from.0, &left]).await?;
         total += row.get::<_, i64>(0).unsigned_abs();

@@ -23,7 +23,9 @@ mod inbox;
 mod cleanup;
 mod dead_letters;
 pub mod limited_claim;
+mod job_log;
 mod jobs;
+mod lanes;
 mod list;
 mod machines;
 mod nodes;
@@ -61,8 +63,8 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
-    rules::RuleCache, task_meter::TaskMeter, tasks::MachineCache,
+    Cause, Result, Signal, Store, StoreError, StoreOptions, StoredJobLimits, UpdateResult, admit::RoundRobin,
+    api_keys::ApiKeyCache, lanes::LaneCache, rules::RuleCache, task_meter::TaskMeter, tasks::MachineCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -102,6 +104,13 @@ pub struct Shared {
     /// This process has counter rows of its own, unless two processes draw the same number: writers do not wait for each
     /// other.
     first_shard: i16,
+}
+
+/// Where changes of jobs are counted, and how much may be stored about each.
+#[derive(Clone, Copy)]
+pub struct Writes {
+    pub shard: i16,
+    pub limits: StoredJobLimits,
 }
 
 /// Number of submitting and of reporting connections.
@@ -191,8 +200,11 @@ impl Shared {
         loop {
             let result = tokio::time::timeout_at(deadline, work()).await;
             match result.unwrap_or_else(|_| Err(StoreError::timed_out(limit))) {
-                Err(StoreError::Contended(_)) if retries < 10 => {
+                Err(error @ StoreError::Contended(_)) if retries < 10 => {
                     retries += 1;
+                    if error.is_lane_reclaimed() {
+                        self.load_lanes().await?;
+                    }
                     tokio::time::sleep(Duration::from_millis(retries * 3)).await;
                 }
                 Err(StoreError::Contended(text)) => return Err(StoreError::Unavailable(text)),
@@ -229,10 +241,21 @@ impl Shared {
         self.shard(SUBMITTERS + REPORTERS + 1)
     }
 
+    /// What writes that do not go through a batcher need.
+    pub fn own_writes(&self) -> Writes {
+        Writes { shard: self.own_shard(), limits: self.options.job_limits }
+    }
+
+    /// What writes of bulk actions need.
+    pub fn bulk_writes(&self) -> Writes {
+        Writes { shard: self.bulk_shard(), limits: self.options.job_limits }
+    }
+
     pub async fn load_lanes(&self) -> Result<()> {
         let client = self.client().await?;
         let lanes = read::lanes(&client).await;
-        self.lanes.insert(client.return_to_pool(lanes)?);
+        let (lanes, retired) = client.return_to_pool(lanes)?;
+        self.lanes.replace(lanes, &retired);
         Ok(())
     }
 
@@ -353,7 +376,7 @@ impl Postgres {
         is_keyed: impl Fn(&T) -> bool,
         work: impl Fn(Vec<T>) -> end::Work,
         now: Timestamp,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Vec<UpdateResult>> {
         let count = reports.len();
         let mut batches: Vec<Vec<Part<T>>> = (0..REPORTERS).map(|_| Vec::new()).collect();
         for (at, report) in reports.into_iter().enumerate() {
@@ -376,7 +399,7 @@ impl Postgres {
             }
             Ok::<_, StoreError>(answered)
         });
-        let mut answers = vec![false; count];
+        let mut answers = vec![UpdateResult::Stale; count];
         for (at, owned) in futures_util::future::try_join_all(calls).await?.into_iter().flatten() {
             answers[at] = owned;
         }

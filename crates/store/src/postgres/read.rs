@@ -6,15 +6,18 @@ use std::{
 };
 
 use deadpool_postgres::Object;
-use faena_domain::{JobId, JobState, JobView, NodeId, Priority, Step, Timestamp};
+use faena_domain::{JobId, JobState, JobView, LogEntry, NodeId, Priority, Step, Timestamp};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::{Shared, nodes::OWNERLESS, rules};
+use super::{Shared, job_log, nodes::OWNERLESS, rules};
 use crate::{
     Counts, InFlightCount, Lane, LaneId, Poll, Result, Signal, Tally,
-    assemble::{self, Details, FinishedRow, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options},
+    assemble::{
+        self, Details, FinishedRow, JobParts, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options,
+    },
     claim_limits::stored_wait_cause,
+    job_log::SHOWN_ENTRIES,
     jobs::state_of_code,
     plan::key_number,
     progress::Steps,
@@ -49,9 +52,11 @@ pub async fn check_space(shared: &Shared) -> Result<()> {
     client.return_to_pool(written.and(rolled_back).map_err(Into::into))
 }
 
-pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
-    let rows = client.query("SELECT id, queue, type, priority, keyed FROM faena.lane", &[]).await?;
-    Ok(rows
+/// Returns all lanes, and the ids of those that are retired.
+pub async fn lanes(client: &Object) -> Result<(Vec<Lane>, Vec<LaneId>)> {
+    let rows = client.query("SELECT id, queue, type, priority, keyed, retired FROM faena.lane", &[]).await?;
+    let retired = rows.iter().filter(|row| row.get(5)).map(|row| row.get(0)).collect();
+    let lanes = rows
         .iter()
         .map(|row| Lane {
             id: row.get(0),
@@ -60,7 +65,8 @@ pub async fn lanes(client: &Object) -> Result<Vec<Lane>> {
             priority: Priority::from_rank(row.get(3)).unwrap_or_default(),
             keyed: row.get(4),
         })
-        .collect())
+        .collect();
+    Ok((lanes, retired))
 }
 
 /// Returns the states of jobs, from the tables their ids are in. Jobs that do not exist are left out.
@@ -285,11 +291,20 @@ async fn poll_in(client: &Object, node: NodeId, now: Timestamp) -> Result<(Poll,
 
 pub async fn get(shared: &Shared, id: JobId) -> Result<Option<JobView>> {
     let client = shared.client().await?;
-    let result = get_in(shared, &client, id).await;
-    client.return_to_pool(result)
+    let parts = parts(shared, &client, id, SHOWN_ENTRIES).await;
+    client.return_to_pool(parts)?.map(assemble::view).transpose()
 }
 
-async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<JobView>> {
+/// Returns the whole log of a job.
+pub async fn log(shared: &Shared, id: JobId) -> Result<Option<Vec<LogEntry>>> {
+    let client = shared.client().await?;
+    let parts = parts(shared, &client, id, usize::MAX).await;
+    let view = client.return_to_pool(parts)?.map(assemble::whole_view).transpose()?;
+    Ok(view.map(|view| view.execution_log))
+}
+
+/// Returns the rows of a job, with its newest `messages`.
+async fn parts(shared: &Shared, client: &Object, id: JobId, messages: usize) -> Result<Option<JobParts>> {
     client.batch_execute(BEGIN_READ).await?;
     let Some((row, mut location)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
         client.batch_execute("COMMIT").await?;
@@ -298,23 +313,21 @@ async fn get_in(shared: &Shared, client: &Object, id: JobId) -> Result<Option<Jo
     if let Location::Ready { ready_at, limited, .. } = &mut location {
         *limited = limited_by(client, &row, *ready_at).await?;
     }
+    let (messages, omitted) = job_log::messages(client, id, messages).await?;
     let details = Details {
         attempts: attempt_rows(client, id).await?,
-        messages: client
-            .query("SELECT run, log FROM faena.job_log WHERE id = $1 ORDER BY sequence", &[&id.0])
-            .await?
-            .iter()
-            .map(|row| (row.get(0), row.get(1)))
-            .collect(),
+        messages,
+        omitted,
+        stale: job_log::stale(client, id).await?,
         steps: step_rows(client, &[id]).await?.into_iter().map(|(_, row)| row).collect(),
     };
-    let job_workers = job_workers(
+    let workers = job_workers(
         client,
         location.worker_id().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
     )
     .await?;
     client.batch_execute("COMMIT").await?;
-    assemble::view(row, location, details, &job_workers).map(Some)
+    Ok(Some(JobParts { row, location, details, workers }))
 }
 
 async fn attempt_rows(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {

@@ -12,6 +12,7 @@ use super::{
     dependents,
     end::{QueueRows, storable, stored_ends},
     events,
+    job_log::trim_attempts,
     submit::apply,
 };
 use crate::{
@@ -185,6 +186,7 @@ async fn release_claim(
         released.freed_lanes.push(job.lane);
     }
     attempts.put(client, "attempt").await?;
+    trim_attempts(client, &attempts.ids).await?;
     ended.put(client, "ended").await?;
     retrying.put_waiting(client, RETRYING).await?;
     Ok(exits)

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 
 use deadpool_postgres::Object;
-use faena_domain::{JobId, LogEvent, LogLine, Progress, Run};
+use faena_domain::{LogEvent, LogLine, Progress, Run};
 use uuid::Uuid;
 
 use super::{
     end::{Key, existing, saturating_i16, storable, stored_ends},
+    job_log::{add_log_entries, add_stale, reject_step},
     read,
 };
-use crate::{LaneId, Result, RunEnd, RunUpdate, RunUpdateKind, progress};
+use crate::{LaneId, Result, RunEnd, RunUpdate, RunUpdateKind, StoredJobLimits, UpdateResult, progress};
 
 /// Writes updates. `before`: ends of the same transaction that are not written yet.
 pub async fn write_updates(
@@ -18,36 +19,47 @@ pub async fn write_updates(
     updates: &[RunUpdate],
     open_claims: &HashMap<Run, i64>,
     before: &HashMap<Key, &RunEnd>,
-) -> Result<Vec<bool>> {
+    limits: &StoredJobLimits,
+) -> Result<Vec<UpdateResult>> {
     let keys: Vec<(LaneId, Uuid, Run)> = updates.iter().map(|update| (update.lane, update.id.0, update.run)).collect();
     let over = stored_ends(client, &keys).await?;
     let there = existing(client, keys.iter().map(|key| key.1)).await?;
     let mut answers = Vec::with_capacity(updates.len());
+    let mut entries = Vec::new();
     for update in updates {
         let key = (update.id.0, update.run);
         let live = open_claims.contains_key(&update.run)
             && !over.contains_key(&key)
             && !before.contains_key(&key)
             && there.contains(&update.id.0);
-        // Recorded whichever run owns the job.
+        // Counted whichever run owns the job.
         if let RunUpdateKind::Stale(text) = &update.kind {
             let exists = there.contains(&update.id.0);
             if exists {
-                let entry = LogLine::new(update.at, LogEvent::StaleReport, text.clone());
-                add_log_entry(client, update.id, Some(update.run), entry).await?;
+                add_stale(client, update, text).await?;
             }
-            answers.push(exists);
+            answers.push(UpdateResult::of(exists));
+            continue;
+        }
+        if live
+            && let RunUpdateKind::Step { name, result, .. } = &update.kind
+            && let Some(reason) = reject_step(client, limits, update.id, name, result).await?
+        {
+            answers.push(UpdateResult::Rejected(reason));
             continue;
         }
         if live {
-            write_update(client, update).await?;
+            let entry = write_update(client, update).await?;
+            entries.extend(entry.map(|entry| (update.id, Some(update.run), entry)));
         }
-        answers.push(live);
+        answers.push(UpdateResult::of(live));
     }
+    add_log_entries(client, limits, entries).await?;
     Ok(answers)
 }
 
-async fn write_update(client: &Object, update: &RunUpdate) -> Result<()> {
+/// Writes an update, and returns its log entry.
+async fn write_update(client: &Object, update: &RunUpdate) -> Result<Option<LogLine>> {
     if let RunUpdateKind::Step { name, result, total } = &update.kind {
         put_step(client, update, name, result, *total).await?;
     }
@@ -55,12 +67,13 @@ async fn write_update(client: &Object, update: &RunUpdate) -> Result<()> {
     if let Some(progress) = progress_of(client, update).await? {
         put_progress(client, update, &progress).await?;
     }
-    let entry = match &update.kind {
-        RunUpdateKind::Progress(progress) => LogLine::new(update.at, LogEvent::Progress, progress::describe(progress)),
-        RunUpdateKind::Message { event, text } => LogLine::new(update.at, event.clone(), text.clone()),
-        RunUpdateKind::Started | RunUpdateKind::Step { .. } | RunUpdateKind::Stale(_) => return Ok(()),
-    };
-    add_log_entry(client, update.id, Some(update.run), entry).await
+    Ok(match &update.kind {
+        RunUpdateKind::Progress(progress) => {
+            Some(LogLine::new(update.at, LogEvent::Progress, progress::describe(progress)))
+        }
+        RunUpdateKind::Message { event, text } => Some(LogLine::new(update.at, event.clone(), text.clone())),
+        RunUpdateKind::Started | RunUpdateKind::Step { .. } | RunUpdateKind::Stale(_) => None,
+    })
 }
 
 /// Stores a step. An existing step keeps its first result.
@@ -140,15 +153,5 @@ async fn put_progress(client: &Object, update: &RunUpdate, progress: &Progress) 
         )
         .await?;
     client.execute(&statement, &[&update.id.0, &update.run, &progress::stored(progress)]).await?;
-    Ok(())
-}
-
-pub async fn add_log_entry(client: &Object, id: JobId, run: Option<Run>, entry: LogLine) -> Result<()> {
-    client
-        .execute(
-            "INSERT INTO faena.job_log (id, run, log) VALUES ($1, $2, $3)",
-            &[&id.0, &run, &LogLine::chunk(&[entry])],
-        )
-        .await?;
     Ok(())
 }

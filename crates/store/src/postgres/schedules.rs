@@ -11,12 +11,7 @@ use faena_domain::{
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::{
-    Postgres, Shared, audit, change, dependents,
-    end::storable,
-    events, read,
-    submit::{self, lane_of},
-};
+use super::{Postgres, Shared, audit, change, dependents, end::storable, events, lanes::lane_of, read, submit};
 use crate::{
     COUNT_LIMIT, CancelOutcome, Fired, LaneId, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage,
     ScheduleStore, Signal, StoreError,
@@ -317,7 +312,7 @@ async fn fire_due(
     events::set_actor(client, SCHEDULER).await?;
     let round = schedules::plan_round(due, &states, &rejected, now);
     for id in round.cancels {
-        match change::cancel_in(client, shared.bulk_shard(), id, CANCEL_REASON, now).await {
+        match change::cancel_in(client, shared.bulk_writes(), id, CANCEL_REASON, now).await {
             Ok((CancelOutcome::Cancelled, signals)) => {
                 after_commit.ended.push(id);
                 after_commit.signals.extend(signals);

@@ -10,6 +10,7 @@ use super::read::{finished_row, in_flight_locations};
 use crate::{
     Result, SortBy,
     assemble::{Details, parse_options},
+    job_log::MessageRow,
     lists::{LastRun, ListQuery, SEARCHED_ERROR_CHARS},
     sql::{CANCELLED, FAILED, sql},
 };
@@ -35,7 +36,11 @@ pub async fn last_details(client: &Object, ids: &[JobId]) -> Result<HashMap<JobI
         )
         .await?;
     for row in rows {
-        details.entry(JobId(row.get(0))).or_default().messages.push((row.get(1), row.get(2)));
+        details.entry(JobId(row.get(0))).or_default().messages.push(MessageRow {
+            run: row.get(1),
+            log: row.get(2),
+            dropped: 0,
+        });
     }
     Ok(details)
 }

@@ -14,14 +14,15 @@ use super::{
     Shared,
     batch::{Answer, Weight},
     cleanup::clean_up,
-    events, read,
+    events,
+    lanes::lanes_of,
+    read,
     submit_rows::{Frame, Rows},
 };
 use crate::{
     JobExit, LaneId, Result, StoreError, Submitted,
     events::SYSTEM,
     jobs::UNIQUE_KEY_TAKEN,
-    lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents},
 };
 
@@ -380,50 +381,6 @@ async fn existing_jobs(client: &Object, keys: &[(i16, &str)]) -> Result<Holders>
         )
         .await?;
     Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (JobId(row.get(2)), row.get(3)))).collect())
-}
-
-pub async fn lanes_of(shared: &Shared, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
-    let mut ids = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        // Neighbours are mostly equal.
-        let same = ids.last().copied().zip(jobs.get(ids.len().wrapping_sub(1)));
-        match same {
-            Some((id, last)) if LaneName::of(last) == LaneName::of(job) => ids.push(id),
-            _ => ids.push(lane_of(shared, LaneName::of(job)).await?),
-        }
-    }
-    Ok(ids)
-}
-
-pub async fn lane_of(shared: &Shared, name: LaneName<'_>) -> Result<LaneId> {
-    if let Some(id) = shared.lanes.id_of(name) {
-        return Ok(id);
-    }
-    let client = shared.client().await?;
-    let result = async {
-        if shared.lanes.len() >= MAX_LANES {
-            return Err(too_many_lanes());
-        }
-        let rank = name.priority.rank();
-        let columns: [&(dyn ToSql + Sync); 4] = [&name.queue, &name.kind, &rank, &name.keyed];
-        client
-            .execute(
-                "INSERT INTO faena.lane (queue, type, priority, keyed) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
-                &columns,
-            )
-            .await?;
-        let row = client
-            .query_one(
-                "SELECT id FROM faena.lane WHERE queue = $1 AND type = $2 AND priority = $3 AND keyed = $4",
-                &columns,
-            )
-            .await?;
-        Ok(row.get::<_, LaneId>(0))
-    };
-    let id = result.await;
-    let id = client.return_to_pool(id)?;
-    shared.lanes.insert([name.with_id(id)]);
-    Ok(id)
 }
 
 /// A key queue for a job that is ready since this time: lane, key, ready time.

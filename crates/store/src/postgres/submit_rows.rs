@@ -146,6 +146,13 @@ impl Rows {
         signals
     }
 
+    /// Returns each lane that gets jobs once.
+    fn distinct_lanes(&self) -> Vec<LaneId> {
+        let mut lanes: Vec<LaneId> = self.deltas.0.keys().map(|(lane, _)| *lane).collect();
+        lanes.dedup();
+        lanes
+    }
+
     /// Returns whether there are only ready jobs without keys.
     pub fn are_ready(&self) -> bool {
         self.ready.0.len() == self.ids.len()
@@ -161,7 +168,8 @@ impl Rows {
             .prepare_cached(
                 "WITH put AS (
                      INSERT INTO faena.job (id, lane, correlation, options, payload)
-                     SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])),
+                     SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])
+                     WHERE (SELECT faena.require_lanes($11))),
                  line AS (
                      INSERT INTO faena.ready (lane, ready_at, id, retry_count, must_record_start)
                      SELECT lane, ready_at, id, 0, false FROM unnest($2::int4[], $6::int8[], $1::uuid[]) AS r(lane, ready_at, id))
@@ -184,6 +192,7 @@ impl Rows {
                     &lanes,
                     &tallies,
                     &changes,
+                    &self.distinct_lanes(),
                 ],
             )
             .await?;
@@ -192,8 +201,9 @@ impl Rows {
 
     /// Sends all statements at once, and reads the answers together.
     pub async fn write(&self, client: &Object, shard: i16, frame: Frame) -> Result<()> {
-        let counters = self.deltas.columns();
-        let all: [(bool, &str, Vec<&(dyn ToSql + Sync)>); 8] = [
+        let (counters, lanes) = (self.deltas.columns(), self.distinct_lanes());
+        let all: [(bool, &str, Vec<&(dyn ToSql + Sync)>); 9] = [
+            (!lanes.is_empty(), "SELECT faena.require_lanes($1)", vec![&lanes]),
             (
                 !self.ids.is_empty(),
                 "INSERT INTO faena.job (id, lane, correlation, options, payload)

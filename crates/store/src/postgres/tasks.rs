@@ -13,9 +13,9 @@ use super::{
     Postgres, Shared, audit,
     batch::{Answer, Weight},
     events,
+    lanes::lane_of,
     machines::{definition, from_version_number, machine, machines, register},
-    submit::{self, lane_of},
-    task_lists,
+    submit, task_lists,
     task_writes::{BEGIN, Frame, TaskWrites},
 };
 use crate::{

@@ -10,14 +10,15 @@ use faena_domain::{
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::{Postgres, Shared, audit, end::storable};
+use super::{Postgres, Shared, audit, end::storable, job_log::trim_logs};
 use crate::{
-    COUNT_LIMIT, Delivery, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore,
-    WebhookTakeRequest, WebhookTaken,
+    COUNT_LIMIT, Delivery, Result, Retention, Signal, StoredJobLimits, WebhookFilter, WebhookNext, WebhookResult,
+    WebhookStore, WebhookTakeRequest, WebhookTaken,
     jobs::state_of_code,
     sql::sql,
     webhooks::{
-        AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
+        AfterLoss, COUNTED, COUNTED_STATES, Ended, KEPT_ATTEMPTS, LOST, NewWebhook, lost_line, raw, redelivered,
+        state_of, unsettled,
     },
 };
 
@@ -127,17 +128,22 @@ struct DueWebhook {
 
 pub async fn take(shared: &Shared, request: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
     let client = shared.begin().await?;
-    let result = take_in(&client, request, now).await;
+    let result = take_in(&client, &shared.options.job_limits, request, now).await;
     client.end(result).await
 }
 
-async fn take_in(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken> {
+async fn take_in(
+    client: &Object,
+    limits: &StoredJobLimits,
+    request: &WebhookTakeRequest,
+    now: Timestamp,
+) -> Result<WebhookTaken> {
     // Only index lookups; a planner that knows nothing about a fresh table would read it whole.
     client.batch_execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off").await?;
     let mut taken = WebhookTaken::default();
     for mut due_webhook in due(client, request, now).await? {
         if due_webhook.state == WebhookState::Sending
-            && !record_lost_attempt(client, &mut due_webhook, request.allowed, now).await?
+            && !record_lost_attempt(client, limits, &mut due_webhook, request.allowed, now).await?
         {
             continue;
         }
@@ -207,6 +213,7 @@ fn stored(number: u32) -> i32 {
 /// Records that the previous attempt had no outcome. Returns `false` if that was the last allowed one.
 async fn record_lost_attempt(
     client: &Object,
+    limits: &StoredJobLimits,
     due_webhook: &mut DueWebhook,
     allowed: u32,
     now: Timestamp,
@@ -229,7 +236,7 @@ async fn record_lost_attempt(
             &[&now.as_ms(), &stored(due_webhook.lost), &delivery.id.0],
         )
         .await?;
-    add_log_entries(client, vec![(delivery.job.0, lost_line(&delivery.url, now))]).await?;
+    add_log_entries(client, limits, vec![(delivery.job.0, lost_line(&delivery.url, now))]).await?;
     Ok(false)
 }
 
@@ -268,7 +275,7 @@ async fn next_at(client: &Object, now: Timestamp) -> Result<Option<Timestamp>> {
 
 pub async fn settle(shared: &Shared, results: &[WebhookResult], now: Timestamp) -> Result<Vec<bool>> {
     let client = shared.begin().await?;
-    let result = settle_in(&client, results, now).await;
+    let result = settle_in(&client, &shared.options.job_limits, results, now).await;
     let settled = client.end(result).await?;
     let again =
         |(result, settled): (&WebhookResult, &bool)| *settled && matches!(result.next, WebhookNext::Again { .. });
@@ -278,7 +285,12 @@ pub async fn settle(shared: &Shared, results: &[WebhookResult], now: Timestamp) 
     Ok(settled)
 }
 
-async fn settle_in(client: &Object, results: &[WebhookResult], now: Timestamp) -> Result<Vec<bool>> {
+async fn settle_in(
+    client: &Object,
+    limits: &StoredJobLimits,
+    results: &[WebhookResult],
+    now: Timestamp,
+) -> Result<Vec<bool>> {
     let mut answers = Vec::with_capacity(results.len());
     let mut entries = Vec::new();
     for result in results {
@@ -286,7 +298,7 @@ async fn settle_in(client: &Object, results: &[WebhookResult], now: Timestamp) -
         answers.push(row.is_some());
         entries.extend(row.map(|(job, url)| (job, result.log_line(&url))));
     }
-    add_log_entries(client, entries).await?;
+    add_log_entries(client, limits, entries).await?;
     Ok(answers)
 }
 
@@ -320,11 +332,19 @@ async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> 
             ],
         )
         .await?;
+    if row.is_some() && result.number > KEPT_ATTEMPTS {
+        client
+            .execute(
+                "DELETE FROM faena.webhook_attempt WHERE webhook = $1 AND number <= $2",
+                &[&result.id.0, &stored(result.number - KEPT_ATTEMPTS)],
+            )
+            .await?;
+    }
     Ok(row.map(|row| (row.get(0), row.get(1))))
 }
 
 /// Adds log entries of those jobs that still exist: a job may be deleted before its webhook is delivered.
-async fn add_log_entries(client: &Object, entries: Vec<(Uuid, LogLine)>) -> Result<()> {
+async fn add_log_entries(client: &Object, limits: &StoredJobLimits, entries: Vec<(Uuid, LogLine)>) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
@@ -339,7 +359,7 @@ async fn add_log_entries(client: &Object, entries: Vec<(Uuid, LogLine)>) -> Resu
             &[&jobs, &logs],
         )
         .await?;
-    Ok(())
+    trim_logs(client, limits, &jobs).await
 }
 
 /// Makes webhooks due that a dead node was sending: that node will report no outcome.

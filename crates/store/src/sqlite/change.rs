@@ -5,10 +5,11 @@ use rusqlite::OptionalExtension;
 
 use super::{
     cleanup::clean_up,
-    end::release_dependents,
+    dependents::release_dependents,
+    job_log::{add_log_entry, trim_attempts},
+    lanes::lane_of,
     read,
-    run_updates::add_log_entry,
-    submit::{apply, lane_of, put_ended_without_run, put_key_queue, put_ready, put_waiting},
+    submit::{apply, put_ended_without_run, put_key_queue, put_ready, put_waiting},
     webhooks,
     writer::Tx,
 };
@@ -104,6 +105,7 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<Retried> {
          FROM ended WHERE lane = ? AND state IN ({FAILED}, {CANCELLED}) AND id = ? AND run > 0"),
         (lane, id.0),
     )?;
+    trim_attempts(tx, id)?;
     tx.connection.execute(
         sql!(
             "INSERT INTO job_log (id, run, log)
@@ -335,6 +337,7 @@ pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
         .execute((lane, id.0))?;
     connection.prepare_cached("DELETE FROM attempt WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM job_log WHERE id = ?")?.execute([id.0])?;
+    connection.prepare_cached("DELETE FROM stale_report WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM step WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM progress WHERE id = ?")?.execute([id.0])?;
     connection.prepare_cached("DELETE FROM job WHERE id = ?")?.execute([id.0])?;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{Sqlite, end, limited_claim, run_updates, submit::apply, writer::Tx};
 use crate::{
-    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunUpdate, Tally,
+    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunUpdate, Tally, UpdateResult,
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, share_out},
@@ -22,12 +22,12 @@ impl ClaimStore for Sqlite {
         self.writer.call(move |tx| claim(tx, requests, now)).await
     }
 
-    async fn run_update(&self, updates: Vec<RunUpdate>, _now: Timestamp) -> Result<Vec<bool>> {
-        self.writer.call(move |tx| run_updates::write_updates(tx, updates)).await
+    async fn run_update(&self, updates: Vec<RunUpdate>, _now: Timestamp) -> Result<Vec<UpdateResult>> {
+        self.writer.call_with_weight(2 * updates.len(), move |tx| run_updates::write_updates(tx, updates)).await
     }
 
     async fn job_end(&self, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
-        self.writer.call(move |tx| end::end(tx, ends, now)).await
+        self.writer.call_with_weight(ends.len(), move |tx| end::end(tx, ends, now)).await
     }
 }
 

@@ -1,13 +1,14 @@
 //! What becomes due: waiting jobs become ready, expired jobs fail, old jobs are deleted.
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
+use rusqlite::Connection;
 use uuid::Uuid;
 
 use super::{
     audit,
     change::{dequeue, remove, schedule_recheck},
     cleanup::clean_up,
-    end::release_dependents,
+    dependents::{continue_release, release_dependents},
     read, schedules,
     submit::{apply, put_ended_without_run, put_ready},
     webhooks,
@@ -15,6 +16,7 @@ use super::{
 };
 use crate::{
     DueResult, JobExit, LaneId, Result, Retention, Tally,
+    dependents::EDGES_PER_CHECK,
     jobs::state_of_code,
     plan::{Deltas, Taken, no_handler},
     sql::{CANCELLED, FAILED},
@@ -32,11 +34,20 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
             Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?, r.get(5)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
-    due.more = rows.len() == limit;
+    let (released, more) = continue_release(tx, &mut deltas, now)?;
+    due.unblocked = released;
+    due.more = more || rows.len() == limit;
+    let (mut ended, mut checked) = (Vec::new(), 0);
     for (lane, state, id, due_at, blocked, retry_count) in rows {
         let id = JobId(id);
         if blocked {
-            due.unblocked += usize::from(look_at_parents(tx, lane, id, now, &mut deltas)?);
+            if checked >= EDGES_PER_CHECK {
+                due.more = true;
+                continue;
+            }
+            let (parents, gone) = ended_parents(tx, lane, id, now)?;
+            checked += parents;
+            ended.extend(gone);
             continue;
         }
         tx.connection
@@ -46,6 +57,7 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
         deltas.moved(lane, Tally::of(state_of_code(state)), Tally::Queued, 1);
         due.promoted += 1;
     }
+    due.unblocked += release_dependents(tx, ended, &mut deltas, now)?;
     apply(tx, deltas);
     due.next_at = read::next_due_at(tx.connection)?;
     Ok(due)
@@ -53,7 +65,7 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
 
 pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
     let mut deltas = Deltas::default();
-    let mut expired = 0;
+    let mut expired = Vec::new();
     let rows: Vec<(i64, Uuid)> = tx
         .connection
         .prepare_cached("SELECT expires_at, id FROM expiry WHERE expires_at <= ? ORDER BY expires_at, id LIMIT ?")?
@@ -78,11 +90,12 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
         clean_up(tx, id, JobExit::Finished)?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         deltas.timed_out(lane, ErrorReason::Expired);
-        release_dependents(tx, vec![id], &mut deltas, now)?;
-        expired += 1;
+        expired.push(id);
     }
+    let count = expired.len();
+    release_dependents(tx, expired, &mut deltas, now)?;
     apply(tx, deltas);
-    Ok(DueResult { expired, more, next_at: read::next_expiry_at(tx.connection)?, ..DueResult::default() })
+    Ok(DueResult { expired: count, more, next_at: read::next_expiry_at(tx.connection)?, ..DueResult::default() })
 }
 
 /// Fails jobs that have been ready for too long without a worker that can run them.
@@ -120,60 +133,73 @@ pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize
     Ok(count)
 }
 
-/// Checks the parents of a job that was not released. Returns `true` if it no longer waits.
-fn look_at_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp, deltas: &mut Deltas) -> Result<bool> {
+/// Returns how many parents a job waits for and which of them have ended without releasing it, and sets when they are checked next.
+fn ended_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<(usize, Vec<JobId>)> {
     schedule_recheck(tx, lane, id, now)?;
     let parents: Vec<Uuid> = tx
         .connection
         .prepare_cached("SELECT parent FROM dependency WHERE child = ?")?
         .query_map([id.0], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    let mut ended = Vec::new();
-    for parent in parents {
-        let parent = JobId(parent);
+    let (count, mut ended) = (parents.len(), Vec::new());
+    for parent in parents.into_iter().map(JobId) {
         if read::state_of(tx.connection, parent)?.is_none_or(JobState::is_terminal) {
             ended.push(parent);
         }
     }
-    release_dependents(tx, ended, deltas, now)?;
-    Ok(read::state_of(tx.connection, id)? != Some(JobState::Pending))
+    Ok((count, ended))
 }
 
-pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
-    let mut old: Vec<(LaneId, Tally, Uuid)> = Vec::new();
-    let lanes = tx.shared.lanes.all();
-    for lane in &lanes {
-        let kinds = [
-            (
-                Tally::Completed,
-                retention.completed_ms,
-                "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND finished_at < ?3 ORDER BY id LIMIT ?4",
-                0,
-            ),
-            (Tally::Failed, retention.failed_ms, ENDED, FAILED),
-            (Tally::Cancelled, retention.cancelled_ms, ENDED, CANCELLED),
-        ];
-        for (tally, keep_ms, sql, state) in kinds {
-            let left = limit.saturating_sub(old.len());
-            if left == 0 {
-                break;
-            }
-            let cutoff = now.plus_ms(-keep_ms).as_ms();
-            // The id contains the creation time, so the oldest jobs come first in their lane.
-            let bound = JobId::first_at_ms(cutoff).0;
-            let mut statement = tx.connection.prepare_cached(sql)?;
-            let ids: rusqlite::Result<Vec<Uuid>> = if tally == Tally::Completed {
-                statement.query_map((lane.id, bound, cutoff, left as i64), |r| r.get(0))?.collect()
-            } else {
-                statement.query_map((lane.id, bound, cutoff, left as i64, state), |r| r.get(0))?.collect()
-            };
-            old.extend(ids?.into_iter().map(|id| (lane.id, tally, id)));
+/// Returns up to `limit` finished jobs that are older than their retention.
+pub fn old_jobs(
+    connection: &Connection,
+    retention: &Retention,
+    limit: usize,
+    now: Timestamp,
+) -> Result<Vec<(LaneId, Tally, JobId)>> {
+    let mut old = Vec::new();
+    for ((lane, tally), n) in read::counts(connection)?.by_lane {
+        let (keep_ms, sql, state) = match tally {
+            Tally::Completed => (retention.completed_ms, DONE, None),
+            Tally::Failed => (retention.failed_ms, ENDED, Some(FAILED)),
+            Tally::Cancelled => (retention.cancelled_ms, ENDED, Some(CANCELLED)),
+            _ => continue,
+        };
+        let left = limit.saturating_sub(old.len());
+        if left == 0 {
+            break;
         }
+        if n <= 0 {
+            continue;
+        }
+        let cutoff = now.plus_ms(-keep_ms).as_ms();
+        // The id contains the creation time, so the oldest jobs come first in their lane.
+        let bound = JobId::first_at_ms(cutoff).0;
+        let mut statement = connection.prepare_cached(sql)?;
+        let id = |row: &rusqlite::Row| row.get::<_, Uuid>(0);
+        let ids: rusqlite::Result<Vec<Uuid>> = match state {
+            None => statement.query_map((lane, bound, cutoff, left as i64), id)?.collect(),
+            Some(state) => statement.query_map((lane, bound, cutoff, left as i64, state), id)?.collect(),
+        };
+        old.extend(ids?.into_iter().map(|id| (lane, tally, JobId(id))));
     }
+    Ok(old)
+}
+
+pub fn prune(
+    tx: &Tx,
+    old: Vec<(LaneId, Tally, JobId)>,
+    retention: &Retention,
+    limit: usize,
+    now: Timestamp,
+) -> Result<usize> {
     let mut deltas = Deltas::default();
     for (lane, tally, id) in &old {
-        remove(tx, *lane, JobId(*id))?;
-        deltas.removed(*lane, *tally, 1);
+        // It may have been retried or deleted since it was found.
+        if read::state_of(tx.connection, *id)?.map(Tally::of) == Some(*tally) {
+            remove(tx, *lane, *id)?;
+            deltas.removed(*lane, *tally, 1);
+        }
     }
     apply(tx, deltas);
     webhooks::prune(tx, retention, limit, now)?;
@@ -198,5 +224,6 @@ fn forget_old_requests(tx: &Tx, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
+const DONE: &str = "SELECT id FROM done WHERE lane = ?1 AND id < ?2 AND finished_at < ?3 ORDER BY id LIMIT ?4";
 const ENDED: &str =
     "SELECT id FROM ended WHERE lane = ?1 AND state = ?5 AND id < ?2 AND finished_at < ?3 ORDER BY id LIMIT ?4";

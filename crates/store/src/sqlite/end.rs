@@ -2,22 +2,22 @@
 
 use std::collections::HashMap;
 
-use faena_domain::{JobId, JobState, LogEvent, LogLine, OnParentFailure, Run, Timestamp};
+use faena_domain::{JobId, JobState, LogEvent, LogLine, Run, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
-use uuid::Uuid;
 
 use super::{
     cleanup::{clean_up, signal_capacity},
-    events, read,
-    run_updates::add_log_entry,
-    submit::{apply, put_ended_without_run, put_ready, put_waiting},
+    dependents::release_dependents,
+    events,
+    job_log::trim_attempts,
+    submit::{apply, put_ready, put_waiting},
     writer::Tx,
 };
 use crate::{
     JobExit, LaneId, Result, RunEnd, RunOutcome, Tally,
-    events::{GUARDIAN, SYSTEM},
+    events::GUARDIAN,
     jobs::state_code,
-    plan::{Deltas, Taken, parent_cause},
+    plan::Deltas,
     sql::sql,
     sql::{CANCELLED, FAILED, RETRYING},
 };
@@ -93,6 +93,7 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
         }
         RunOutcome::Released => {
             put_attempt(tx, &end, state_code(JobState::Queued), None, None)?;
+            trim_attempts(tx, end.id)?;
             put_ready(tx, end.lane, end.ready_at, end.id, end.retry_count, false)?;
         }
     }
@@ -164,80 +165,6 @@ fn put_attempt(tx: &Tx, end: &RunEnd, state: i16, error: Option<&str>, reason: O
             &end.log,
         ))?;
     Ok(())
-}
-
-/// Releases the jobs that depend on `finished`, or cancels them, and so on down the graph.
-pub fn release_dependents(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas, now: Timestamp) -> Result<()> {
-    while let Some(parent) = finished.pop() {
-        let children: Vec<Uuid> = tx
-            .connection
-            .prepare_cached("SELECT child FROM dependency WHERE parent = ?")?
-            .query_map([parent.0], |row| row.get(0))?
-            .collect::<rusqlite::Result<_>>()?;
-        if children.is_empty() {
-            continue;
-        }
-        // The server releases or cancels the dependents, whichever actor ended the parent.
-        events::set_actor(tx, SYSTEM)?;
-        let state = read::state_of(tx.connection, parent)?;
-        for child in children {
-            if parent_ended(tx, JobId(child), parent, state, deltas, now)? {
-                finished.push(JobId(child));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Removes one parent of a child. Returns `true` if the child was cancelled because of it.
-fn parent_ended(
-    tx: &Tx,
-    child: JobId,
-    parent: JobId,
-    state: Option<JobState>,
-    deltas: &mut Deltas,
-    now: Timestamp,
-) -> Result<bool> {
-    let Some((lane, options)) = read::lane_and_options(tx.connection, child)? else {
-        tx.connection.prepare_cached("DELETE FROM dependency WHERE child = ?")?.execute([child.0])?;
-        return Ok(false);
-    };
-    let good = state == Some(JobState::Completed) || options.on_parent_failure == OnParentFailure::Run;
-    if !good {
-        tx.connection.prepare_cached("DELETE FROM dependency WHERE child = ?")?.execute([child.0])?;
-        if !take_blocked(tx, lane, child)? {
-            return Ok(false);
-        }
-        let cause = parent_cause(parent, state);
-        let log = Taken::default().log(now, LogEvent::Cancelled, &cause);
-        put_ended_without_run(tx, lane, CANCELLED, child, 0, &cause, "cancelled", log, now)?;
-        clean_up(tx, child, JobExit::Finished)?;
-        deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);
-        return Ok(true);
-    }
-    tx.connection
-        .prepare_cached("DELETE FROM dependency WHERE parent = ? AND child = ?")?
-        .execute((parent.0, child.0))?;
-    let open = tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([child.0])?;
-    if !open && take_blocked(tx, lane, child)? {
-        add_log_entry(tx, child, None, LogLine::new(now, LogEvent::ParentsDone, ""))?;
-        match options.scheduled_at {
-            Some(due_at) if due_at > now => put_waiting(tx, lane, 0, child, due_at, false, 0)?,
-            _ => {
-                put_ready(tx, lane, now, child, 0, false)?;
-                deltas.moved(lane, Tally::Pending, Tally::Queued, 1);
-            }
-        }
-    }
-    Ok(false)
-}
-
-fn take_blocked(tx: &Tx, lane: LaneId, child: JobId) -> Result<bool> {
-    let taken = tx
-        .connection
-        .prepare_cached(sql!("DELETE FROM waiting WHERE lane = ? AND state = {PENDING} AND id = ? AND blocked = 1"))?
-        .execute((lane, child.0))?;
-    Ok(taken == 1)
 }
 
 /// Status of a claim.

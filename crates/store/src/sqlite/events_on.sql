@@ -101,11 +101,34 @@ BEGIN
     UPDATE event_head SET state = NEW.state WHERE subject = NEW.id;
 END;
 
+-- What put_job_event and put_event would do, without the views: a batch of 10 000 jobs takes half the time.
 CREATE TEMP TRIGGER event_job AFTER INSERT ON main.job
 BEGIN
-    INSERT OR IGNORE INTO event_head (subject, state) VALUES (NEW.id, {PENDING});
-    INSERT INTO put_job_event (type, id, state, at, retry_count, attempt)
-    VALUES ('job.created', NEW.id, {PENDING}, CAST(unixepoch('subsec') * 1000 AS INTEGER), 0, 0);
+    INSERT INTO event_head (subject, sequence, state)
+    VALUES (NEW.id, EXISTS (SELECT 1 FROM subscription_pattern p WHERE 'job.created' GLOB p.pattern), {PENDING})
+    ON CONFLICT (subject) DO UPDATE SET sequence = sequence + excluded.sequence;
+    INSERT INTO event (id, type, subject, sequence, at, correlation, actor, traceparent, data)
+    SELECT unhex(hex(randomblob(6)) || '4' || substr(hex(randomblob(2)), 2) || '8' || substr(hex(randomblob(8)), 2)),
+           'job.created', NEW.id, (SELECT sequence FROM event_head WHERE subject = NEW.id), CAST(unixepoch('subsec') * 1000 AS INTEGER),
+           coalesce(NEW.correlation, j.text), (SELECT actor FROM event_actor), NEW.options ->> 'traceparent',
+           json_patch('{}', json_object(
+               'jobId', j.text,
+               'name', coalesce(NEW.options ->> 'name', l.type),
+               'type', l.type,
+               'queue', l.queue,
+               'status', 'PENDING',
+               'attempt', coalesce(NEW.options ->> 'earlierAttempts', 0),
+               'retryCount', 0,
+               'scheduleId', NEW.options ->> 'scheduleId',
+               'scheduleDue', NEW.options ->> 'scheduleDue'))
+    FROM lane l,
+         (SELECT lower(substr(hex(NEW.id), 1, 8) || '-' || substr(hex(NEW.id), 9, 4) || '-' || substr(hex(NEW.id), 13, 4) || '-'
+              || substr(hex(NEW.id), 17, 4) || '-' || substr(hex(NEW.id), 21)) AS text) j
+    WHERE l.id = NEW.lane AND EXISTS (SELECT 1 FROM subscription_pattern p WHERE 'job.created' GLOB p.pattern);
+    INSERT INTO outbox (sink, partition, position, subject)
+    SELECT s.id, instr('0123456789ABCDEF', substr(hex(NEW.id), 32)) - 1, last_insert_rowid(), NEW.id
+    FROM subscription s
+    WHERE s.queued AND EXISTS (SELECT 1 FROM subscription_pattern p WHERE p.subscription = s.id AND 'job.created' GLOB p.pattern);
 END;
 
 CREATE TEMP TRIGGER event_job_deleted AFTER DELETE ON main.job
@@ -131,6 +154,7 @@ END;
 
 -- A job that waits for its next attempt: the event includes how the last run ended.
 CREATE TEMP TRIGGER event_waiting AFTER INSERT ON main.waiting
+WHEN NEW.state IS NOT (SELECT state FROM event_head WHERE subject = NEW.id)
 BEGIN
     INSERT INTO put_state (id, state, at, retry_count, attempt, run, worker, error, reason, started_at)
     SELECT NEW.id, NEW.state, CAST(unixepoch('subsec') * 1000 AS INTEGER), NEW.retry_count, NEW.retry_count, a.run, a.worker, a.error,

@@ -6,9 +6,9 @@ use serde_json::json;
 
 use super::{Sqlite, audit, change, dead_letters, due, events, list, position, read, submit, writer::Tx};
 use crate::{
-    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore, Lane,
-    LaneId, Page, Result, Retention, Retried, Submitted, audit::audit_entry, audit::retried_by, events::SYSTEM,
-    lanes::LaneName, lists::Span, plan,
+    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore,
+    LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, audit::audit_entry, audit::retried_by,
+    events::SYSTEM, lanes::LaneName, lists::Span, plan,
 };
 
 #[async_trait]
@@ -17,9 +17,13 @@ impl JobStore for Sqlite {
         // A new lane may exceed the limit, so its submit can fail.
         let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
         let is_plain = jobs.iter().all(|job| plan::is_plain(job) && known(job));
-        let by = by.unwrap_or(SYSTEM).to_owned();
+        let (weight, by) = (plan::weight(&jobs), by.unwrap_or(SYSTEM).to_owned());
         let work = move |tx: &Tx| events::with_actor(tx, &by, |tx| submit::submit(tx, jobs, now));
-        if is_plain { self.writer.call_without_savepoint(work).await } else { self.writer.call(work).await }
+        if is_plain {
+            self.writer.call_without_savepoint(weight, work).await
+        } else {
+            self.writer.call_with_weight(weight, work).await
+        }
     }
 
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
@@ -68,11 +72,19 @@ impl JobStore for Sqlite {
 
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
         let retention = retention.clone();
-        self.writer.call(move |tx| due::prune(tx, &retention, limit, now)).await
+        // SQLite: searching takes long with many lanes, so the writer only deletes what a reader has found.
+        let search = retention.clone();
+        let old = self.read(move |connection, _| due::old_jobs(connection, &search, limit, now)).await?;
+        self.writer.call_with_weight(10 * old.len() + 1, move |tx| due::prune(tx, old, &retention, limit, now)).await
     }
 
     async fn job_get(&self, id: JobId) -> Result<Option<JobView>> {
         self.read(move |connection, shared| read::get(connection, shared, id)).await
+    }
+
+    async fn job_log(&self, id: JobId, after: Option<LogCursor>, limit: usize) -> Result<Option<LogPage>> {
+        let log = self.read(move |connection, shared| read::log(connection, shared, id)).await?;
+        Ok(log.map(|log| LogPage::of(log, after, limit)))
     }
 
     async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>> {
@@ -108,9 +120,5 @@ impl JobStore for Sqlite {
 
     async fn in_flight_counts(&self) -> Result<Vec<InFlightCount>> {
         self.read(|connection, _| read::in_flight_counts(connection)).await
-    }
-
-    async fn lanes(&self) -> Result<Vec<Lane>> {
-        Ok(self.shared.lanes.all())
     }
 }

@@ -1,5 +1,7 @@
 //! Lists of jobs: runs the queries that `lists.rs` decides on.
 
+use std::collections::HashSet;
+
 use faena_domain::{JobId, JobOptions, JobView};
 use rusqlite::{Connection, OptionalExtension};
 use uuid::Uuid;
@@ -8,7 +10,7 @@ use super::{
     Shared,
     claim::decode_claimed_jobs,
     dead_letters,
-    read::{counts, job_row, job_workers, lane_and_options, lanes, location, state_of},
+    read::{counts, job_row, job_workers, lane_and_options, location, state_of},
     search::{last_details, last_run, sort_keys},
 };
 use crate::{
@@ -40,7 +42,6 @@ pub fn list(connection: &Connection, shared: &Shared, filter: &Filter, page: Pag
 }
 
 fn query(connection: &Connection, shared: &Shared, filter: &Filter, span: Span) -> Result<ListQuery> {
-    shared.lanes.insert(lanes(connection)?);
     let mut query = ListQuery::new(filter, span, &shared.lanes.all());
     if let Some(key) = query.worker() {
         query.workers = registrations(connection, key)?;
@@ -66,12 +67,12 @@ fn select(connection: &Connection, query: &ListQuery, counts: &Counts) -> Result
             let named = ids_by_name(connection, query, query.page)?;
             let all_named = if is_first { named.clone() } else { ids_by_name(connection, query, query.allowed)? };
             let end = named.end;
-            let ids = ids_by_lane(connection, query, lanes, query.page, query.wanted)?;
+            let ids = ids_by_lane(connection, query, counts, lanes, query.page, query.wanted)?;
             let ids = query.certain(ids.into_iter().chain(named.ids).collect(), end);
             let (total, exact) = match query.counted(counts, lanes) {
                 Some(total) => (total, true),
                 None => {
-                    let total = count_by_lane(connection, query, lanes)?;
+                    let total = count_by_lane(connection, query, counts, lanes)?;
                     (total, total < lists::COUNT_LIMIT as u64)
                 }
             };
@@ -136,8 +137,8 @@ fn views(connection: &Connection, shared: &Shared, ids: &[JobId]) -> Result<Vec<
     let mut jobs = Vec::with_capacity(rows.len());
     for (row, location) in rows {
         let details = last_details(connection, row.id)?;
-        let mut view = assemble::view(row, location, details, &job_workers)?;
-        view.execution_log = Vec::new();
+        let mut view = assemble::listed_view(row, location, details, &job_workers)?;
+        (view.execution_log, view.execution_log_omitted) = (Vec::new(), 0);
         jobs.push(view);
     }
     Ok(jobs)
@@ -149,7 +150,7 @@ pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, span: Spa
     let window = match &query.source {
         Source::Lanes(lanes) => {
             let named = ids_by_name(connection, &query, query.page)?;
-            let ids = ids_by_lane(connection, &query, lanes, query.page, query.wanted)?;
+            let ids = ids_by_lane(connection, &query, &counts(connection)?, lanes, query.page, query.wanted)?;
             let ids = query.certain(ids.into_iter().chain(named.ids).collect(), named.end);
             Window { ids, end: named.end }
         }
@@ -178,7 +179,7 @@ fn candidates(connection: &Connection, query: &ListQuery, range: Range) -> Resul
         Source::Label { kind, value } => ids_by_label(connection, query, *kind, value, range),
         Source::Correlation(text) => ids_by_correlation(connection, query, text, range),
         Source::Scan { lanes, name } => {
-            let mut ids = ids_by_lane(connection, query, lanes, range, lists::COUNT_LIMIT)?;
+            let mut ids = ids_by_lane(connection, query, &counts(connection)?, lanes, range, lists::COUNT_LIMIT)?;
             if let Some(name) = name {
                 ids.extend(ids_by_label(connection, query, LabelKind::Name, name, range)?);
             }
@@ -254,10 +255,11 @@ fn ids_by_part_of_name(connection: &Connection, query: &ListQuery, range: Range)
     Ok(scan.window(lists::COUNT_LIMIT))
 }
 
-/// Returns the newest ids of each lane and table.
+/// Returns the newest ids of each lane and table. The counters say which lanes have jobs in a table.
 pub fn ids_by_lane(
     connection: &Connection,
     query: &ListQuery,
+    counts: &Counts,
     lanes: &[LaneId],
     range: Range,
     wanted: usize,
@@ -269,19 +271,22 @@ pub fn ids_by_lane(
             "SELECT id FROM {location} WHERE lane = ?1 {state} AND id < ?2 AND id >= ?3 ORDER BY id {order} LIMIT ?4"
         )
     };
-    for lane in lanes {
-        for sql in query.queries(
-            &first("ready INDEXED BY ready_id", ""),
-            |state| first("waiting", &format!("AND state = {state}")),
-            &first("done", ""),
-            |state| first("ended", &format!("AND state = {state}")),
-        ) {
-            let mut statement = connection.prepare_cached(&sql)?;
+    let queries = query.queries(
+        &first("ready INDEXED BY ready_id", ""),
+        |state| first("waiting", &format!("AND state = {state}")),
+        &first("done", ""),
+        |state| first("ended", &format!("AND state = {state}")),
+    );
+    let mut left = range;
+    for (tally, sql) in queries {
+        let mut statement = connection.prepare_cached(&sql)?;
+        for lane in lists::with_jobs(lanes, tally, counts) {
             let rows =
-                statement.query_map((lane, range.before.0, range.from.0, wanted as i64), |r| r.get::<_, Uuid>(0))?;
+                statement.query_map((lane, left.before.0, left.from.0, wanted as i64), |r| r.get::<_, Uuid>(0))?;
             for id in rows {
                 ids.push(JobId(id?));
             }
+            query.keep_first(&mut ids, wanted, &mut left);
         }
     }
     if query.includes_in_flight() {
@@ -307,6 +312,7 @@ pub fn in_flight_ids(
     }
     in_flight.retain(|id| range.contains(*id));
     query.sort(&mut in_flight);
+    let lanes: HashSet<LaneId> = lanes.iter().copied().collect();
     let mut ids = Vec::new();
     for id in in_flight {
         if ids.len() >= limit {
@@ -323,19 +329,20 @@ pub fn in_flight_ids(
     Ok(ids)
 }
 
-pub fn count_by_lane(connection: &Connection, query: &ListQuery, lanes: &[LaneId]) -> Result<u64> {
+pub fn count_by_lane(connection: &Connection, query: &ListQuery, counts: &Counts, lanes: &[LaneId]) -> Result<u64> {
     let mut total: u64 = 0;
-    for lane in lanes {
-        for sql in query.queries(
-            "SELECT count(*) FROM (SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
-            |state| format!("SELECT count(*) FROM (SELECT 1 FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
-            "SELECT count(*) FROM (SELECT 1 FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
-            |state| format!("SELECT count(*) FROM (SELECT 1 FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
-        ) {
+    let queries = query.queries(
+        "SELECT count(*) FROM (SELECT 1 FROM ready INDEXED BY ready_id WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
+        |state| format!("SELECT count(*) FROM (SELECT 1 FROM waiting WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
+        "SELECT count(*) FROM (SELECT 1 FROM done WHERE lane = ?1 AND id < ?2 AND id >= ?3 LIMIT ?4)",
+        |state| format!("SELECT count(*) FROM (SELECT 1 FROM ended WHERE lane = ?1 AND state = {state} AND id < ?2 AND id >= ?3 LIMIT ?4)"),
+    );
+    for (tally, sql) in queries {
+        let mut statement = connection.prepare_cached(&sql)?;
+        for lane in lists::with_jobs(lanes, tally, counts) {
             let left = (lists::COUNT_LIMIT as u64).saturating_sub(total) as i64;
-            let count: i64 = connection
-                .prepare_cached(&sql)?
-                .query_row((lane, query.allowed.before.0, query.allowed.from.0, left), |row| row.get(0))?;
+            let count: i64 =
+                statement.query_row((lane, query.allowed.before.0, query.allowed.from.0, left), |row| row.get(0))?;
             total += count.unsigned_abs();
         }
     }

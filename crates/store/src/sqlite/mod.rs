@@ -8,6 +8,7 @@ mod claim;
 pub mod doctor;
 mod due;
 mod history;
+mod dependents;
 mod end;
 pub mod events;
 mod release;
@@ -15,7 +16,9 @@ mod inbox;
 mod cleanup;
 mod dead_letters;
 pub mod limited_claim;
+mod job_log;
 mod jobs;
+mod lanes;
 mod list;
 mod machines;
 mod nodes;
@@ -79,6 +82,7 @@ pub struct Shared {
     /// Only the writer uses it.
     pub task_cache: Mutex<TaskCache>,
     pub round_robin: RoundRobin,
+    pub options: StoreOptions,
     /// Whether a subscription to events exists.
     pub events_on: AtomicBool,
     pub storage: Storage,
@@ -142,6 +146,7 @@ impl Sqlite {
             task_queue: TaskQueue::default(),
             task_cache: Mutex::default(),
             round_robin: RoundRobin::default(),
+            options,
             events_on: AtomicBool::default(),
             storage: Storage::new(path),
         });

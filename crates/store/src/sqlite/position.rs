@@ -16,10 +16,7 @@ pub fn position(
     let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(None) };
     let mut position = JobPosition { parents: parents(connection, id)?, ..JobPosition::default() };
     if let Some((ready_at, key)) = ready_place(connection, lane, id)? {
-        if !shared.lanes.contains(lane) {
-            shared.lanes.insert(read::lanes(connection)?);
-        }
-        let lane = shared.lanes.require(lane)?;
+        let lane = read::lane(connection, shared, lane)?;
         position.ahead = ahead(connection, shared, &lane, ready_at, id, without)?;
         if let Some(key) = key {
             (position.key_in_flight, position.key_jobs) = in_flight_of_key(connection, key)?;

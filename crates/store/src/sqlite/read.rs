@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use faena_domain::{JobId, JobOptions, JobState, JobView, NodeId, Step, Timestamp};
+use faena_domain::{JobId, JobOptions, JobState, JobView, LogEntry, NodeId, Step, Timestamp};
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Shared, claim::decode_claimed_jobs, nodes::OWNERLESS, rules};
+use super::{Shared, claim::decode_claimed_jobs, job_log, nodes::OWNERLESS, rules};
 use crate::{
-    Counts, InFlightCount, Lane, LaneId, Poll, Result, Tally,
-    assemble::{self, Details, FinishedRow, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options},
+    Counts, InFlightCount, Lane, LaneId, Poll, Result, StoreError, Tally,
+    assemble::{
+        self, Details, FinishedRow, JobParts, JobRow, JobWorkers, Location, RunningRow, StepRow, parse_options,
+    },
     claim_limits::stored_wait_cause,
+    job_log::SHOWN_ENTRIES,
     jobs::state_of_code,
     plan::key_number,
     progress::Steps,
@@ -20,17 +23,31 @@ use crate::{
 
 pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
     let mut statement = connection.prepare("SELECT id, queue, type, priority, keyed FROM lane")?;
-    let rows = statement.query_map([], |row| {
-        let rank: i16 = row.get(3)?;
-        Ok(Lane {
-            id: row.get(0)?,
-            queue: row.get(1)?,
-            kind: row.get(2)?,
-            priority: faena_domain::Priority::from_rank(rank).unwrap_or_default(),
-            keyed: row.get(4)?,
-        })
-    })?;
+    let rows = statement.query_map([], lane_row)?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Returns a lane. The writer makes a new lane known just after its commit, so a reader may see its jobs earlier.
+pub fn lane(connection: &Connection, shared: &Shared, id: LaneId) -> Result<Lane> {
+    if let Some(lane) = shared.lanes.get(id) {
+        return Ok(lane);
+    }
+    let stored = connection
+        .prepare_cached("SELECT id, queue, type, priority, keyed FROM lane WHERE id = ?")?
+        .query_row([id], lane_row)
+        .optional()?;
+    stored.ok_or_else(|| StoreError::Internal(format!("lane {id} is unknown").into()))
+}
+
+fn lane_row(row: &Row) -> rusqlite::Result<Lane> {
+    let rank: i16 = row.get(3)?;
+    Ok(Lane {
+        id: row.get(0)?,
+        queue: row.get(1)?,
+        kind: row.get(2)?,
+        priority: faena_domain::Priority::from_rank(rank).unwrap_or_default(),
+        keyed: row.get(4)?,
+    })
 }
 
 pub fn lane_and_options(connection: &Connection, id: JobId) -> Result<Option<(LaneId, JobOptions)>> {
@@ -211,13 +228,24 @@ pub fn poll(connection: &Connection, node: NodeId) -> Result<Poll> {
 }
 
 pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<JobView>> {
+    parts(connection, shared, id, SHOWN_ENTRIES)?.map(assemble::view).transpose()
+}
+
+/// Returns the whole log of a job.
+pub fn log(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option<Vec<LogEntry>>> {
+    let view = parts(connection, shared, id, usize::MAX)?.map(assemble::whole_view).transpose()?;
+    Ok(view.map(|view| view.execution_log))
+}
+
+/// Returns the rows of a job, with its newest `messages`.
+fn parts(connection: &Connection, shared: &Shared, id: JobId, messages: usize) -> Result<Option<JobParts>> {
     let Some(row) = job_row(connection, shared, id)? else { return Ok(None) };
+    let (messages, omitted) = job_log::messages(connection, id, messages)?;
     let details = Details {
         attempts: attempt_rows(connection, id)?,
-        messages: connection
-            .prepare_cached("SELECT run, log FROM job_log WHERE id = ? ORDER BY sequence")?
-            .query_map([id.0], |row| Ok((row.get(0)?, row.get(1)?)))?
-            .collect::<rusqlite::Result<_>>()?,
+        messages,
+        omitted,
+        stale: job_log::stale(connection, id)?,
         steps: step_rows(connection, id)?,
     };
     let mut location = location(connection, row.lane.id, id)?;
@@ -228,7 +256,7 @@ pub fn get(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
         connection,
         location.worker_id().into_iter().chain(details.attempts.iter().filter_map(|attempt| attempt.worker)),
     )?;
-    assemble::view(row, location, details, &job_workers).map(Some)
+    Ok(Some(JobParts { row, location, details, workers: job_workers }))
 }
 
 fn attempt_rows(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
@@ -276,12 +304,9 @@ pub fn job_row(connection: &Connection, shared: &Shared, id: JobId) -> Result<Op
         .query_row([id.0], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?)))
         .optional()?;
     let Some((lane, correlation, options, payload, progress)) = columns else { return Ok(None) };
-    if !shared.lanes.contains(lane) {
-        shared.lanes.insert(lanes(connection)?);
-    }
     Ok(Some(JobRow {
         id,
-        lane: shared.lanes.require(lane)?,
+        lane: self::lane(connection, shared, lane)?,
         correlation,
         options: parse_options(options.as_deref())?,
         payload,

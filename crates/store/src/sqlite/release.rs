@@ -7,8 +7,11 @@ use uuid::Uuid;
 use super::{
     claim::decode_claimed_jobs,
     cleanup::{clean_up, signal_capacity},
-    end::{outcome_of_run, release_dependents},
-    events, read,
+    dependents::release_dependents,
+    end::outcome_of_run,
+    events,
+    job_log::trim_attempts,
+    read,
     submit::{apply, put_ready, put_waiting},
     writer::Tx,
 };
@@ -141,6 +144,7 @@ fn put_released(
         Disposition::Ready { event, text } => {
             let log = job.log(&[LogLine::new(now, event, text)]);
             put_attempt(tx, job, state_code(JobState::Queued), None, None, log, now)?;
+            trim_attempts(tx, job.id)?;
             put_ready(tx, job.lane, job.first_ready_at, job.id, job.retry_count, must_record_start)?;
             Ok(Tally::Queued)
         }

@@ -2,36 +2,40 @@
 
 use std::collections::HashMap;
 
-use faena_domain::{JobId, LogEvent, LogLine, Progress, Run};
+use faena_domain::{LogEvent, LogLine, Progress, Run};
 use rusqlite::OptionalExtension;
 
 use super::{
     end::{ClaimStatus, claim_status, job_exists, outcome_of_run},
+    job_log::{add_log_entry, add_stale, reject_step},
     read,
     writer::Tx,
 };
-use crate::{Result, RunUpdate, RunUpdateKind, progress};
+use crate::{Result, RunUpdate, RunUpdateKind, UpdateResult, progress};
 
-pub fn write_updates(tx: &Tx, updates: Vec<RunUpdate>) -> Result<Vec<bool>> {
+pub fn write_updates(tx: &Tx, updates: Vec<RunUpdate>) -> Result<Vec<UpdateResult>> {
     let mut claims = HashMap::new();
     updates.into_iter().map(|update| write_update(tx, update, &mut claims)).collect()
 }
 
-fn write_update(tx: &Tx, update: RunUpdate, claims: &mut HashMap<Run, ClaimStatus>) -> Result<bool> {
+fn write_update(tx: &Tx, update: RunUpdate, claims: &mut HashMap<Run, ClaimStatus>) -> Result<UpdateResult> {
     if !job_exists(tx, update.id)? {
-        return Ok(false);
+        return Ok(UpdateResult::Stale);
     }
-    // Recorded whichever run owns the job.
-    if let RunUpdateKind::Stale(text) = update.kind {
-        add_log_entry(tx, update.id, Some(update.run), LogLine::new(update.at, LogEvent::StaleReport, text))?;
-        return Ok(true);
+    // Counted whichever run owns the job.
+    if let RunUpdateKind::Stale(text) = &update.kind {
+        add_stale(tx, &update, text)?;
+        return Ok(UpdateResult::Accepted);
     }
     if claim_status(tx, update.run, claims)? == ClaimStatus::Closed
         || outcome_of_run(tx.connection, update.lane, update.id, update.run)?.is_some()
     {
-        return Ok(false);
+        return Ok(UpdateResult::Stale);
     }
     if let RunUpdateKind::Step { name, result, total } = &update.kind {
+        if let Some(reason) = reject_step(tx, update.id, name, result)? {
+            return Ok(UpdateResult::Rejected(reason));
+        }
         put_step(tx, &update, name, result, *total)?;
     }
     put_running(tx, &update)?;
@@ -41,10 +45,12 @@ fn write_update(tx: &Tx, update: RunUpdate, claims: &mut HashMap<Run, ClaimStatu
     let entry = match update.kind {
         RunUpdateKind::Progress(progress) => LogLine::new(update.at, LogEvent::Progress, progress::describe(&progress)),
         RunUpdateKind::Message { event, text } => LogLine::new(update.at, event, text),
-        RunUpdateKind::Started | RunUpdateKind::Step { .. } | RunUpdateKind::Stale(_) => return Ok(true),
+        RunUpdateKind::Started | RunUpdateKind::Step { .. } | RunUpdateKind::Stale(_) => {
+            return Ok(UpdateResult::Accepted);
+        }
     };
     add_log_entry(tx, update.id, Some(update.run), entry)?;
-    Ok(true)
+    Ok(UpdateResult::Accepted)
 }
 
 /// Stores a step. An existing step keeps its first result.
@@ -107,14 +113,5 @@ fn put_progress(tx: &Tx, update: &RunUpdate, progress: &Progress) -> Result<()> 
              ON CONFLICT DO UPDATE SET run = excluded.run, progress = excluded.progress",
         )?
         .execute((update.id.0, update.run, progress::stored(progress)))?;
-    Ok(())
-}
-
-pub fn add_log_entry(tx: &Tx, id: JobId, run: Option<Run>, entry: LogLine) -> Result<()> {
-    tx.connection.prepare_cached("INSERT INTO job_log (id, run, log) VALUES (?, ?, ?)")?.execute((
-        id.0,
-        run,
-        LogLine::chunk(&[entry]),
-    ))?;
     Ok(())
 }

@@ -7,11 +7,7 @@ use faena_domain::{
 };
 use rusqlite::{Connection, OptionalExtension, Row};
 
-use super::{
-    Sqlite, audit, change, events, read,
-    submit::{lane_of, submit},
-    writer::Tx,
-};
+use super::{Sqlite, audit, change, events, lanes::lane_of, read, submit::submit, writer::Tx};
 use crate::{
     COUNT_LIMIT, Fired, Result, ScheduleChange, ScheduleCounts, ScheduleFilter, SchedulePage, ScheduleStore, Signal,
     StoreError,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use faena_domain::{JobId, JobState, LogEntry, Run, Timestamp};
+use faena_domain::{JobId, JobState, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
 
 use super::{
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     LaneId, Result, SortBy,
     assemble::Details,
+    job_log::MessageRow,
     lists::{LastRun, SEARCHED_ERROR_CHARS},
     sql::sql,
 };
@@ -33,10 +34,10 @@ pub fn last_details(connection: &Connection, id: JobId) -> Result<Details> {
     })
 }
 
-fn last_message(connection: &Connection, id: JobId) -> Result<Option<(Option<Run>, String)>> {
+fn last_message(connection: &Connection, id: JobId) -> Result<Option<MessageRow>> {
     Ok(connection
         .prepare_cached("SELECT run, log FROM job_log WHERE id = ? ORDER BY sequence DESC LIMIT 1")?
-        .query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row([id.0], |row| Ok(MessageRow { run: row.get(0)?, log: row.get(1)?, dropped: 0 }))
         .optional()?)
 }
 
@@ -108,8 +109,8 @@ fn updated_at(connection: &Connection, lane: LaneId, id: JobId) -> Result<Timest
         ))?
         .query_row((lane, id.0), |row| row.get(0))?;
     let mut log = Vec::new();
-    if let Some((run, chunk)) = last_message(connection, id)? {
-        LogEntry::read_chunk(&chunk, run, &mut log);
+    if let Some(message) = last_message(connection, id)? {
+        message.read(&mut log);
     }
     let logged_at = log.iter().map(|entry| entry.timestamp).max();
     Ok(id.created_at().max(changed.map(Timestamp::from_ms).unwrap_or_default()).max(logged_at.unwrap_or_default()))

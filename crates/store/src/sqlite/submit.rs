@@ -5,11 +5,10 @@ use std::collections::HashMap;
 use faena_domain::{JobId, JobState, LogEvent, NewJob, Timestamp};
 use rusqlite::OptionalExtension;
 
-use super::{cleanup::clean_up, read, writer::Tx};
+use super::{cleanup::clean_up, lanes::lanes_of, read, writer::Tx};
 use crate::{
     JobExit, LaneId, Result, Signal, StoreError, Submitted, Tally,
     jobs::UNIQUE_KEY_TAKEN,
-    lanes::{LaneName, MAX_LANES, too_many_lanes},
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
     sql::{CANCELLED, PENDING},
 };
@@ -22,6 +21,7 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
         }
     }
     plan::check_parents(&jobs, &known)?;
+    let lanes = lanes_of(tx, &jobs)?;
 
     let repeated = plan::repeated(&jobs)?;
     let mut existing: HashMap<JobId, Submitted> = HashMap::new();
@@ -42,14 +42,13 @@ pub fn submit(tx: &Tx, mut jobs: Vec<NewJob>, now: Timestamp) -> Result<Vec<Subm
     let mut deltas = Deltas::default();
     let mut answers = Vec::with_capacity(jobs.len());
     let mut answered: HashMap<JobId, Submitted> = HashMap::new();
-    for job in jobs {
+    for (job, lane) in jobs.into_iter().zip(lanes) {
         if let Some(found) = existing.get(&job.id).or(repeated.get(&job.id).and_then(|first| answered.get(first))) {
             let found = Submitted { existed: true, ..found.clone() };
             answered.insert(job.id, found.clone());
             answers.push(found);
             continue;
         }
-        let lane = lane_of(tx, LaneName::of(&job))?;
         let planned = plan::plan(&job, lane, &known, now);
         insert(tx, &planned, now)?;
         deltas.created(lane, Tally::of(planned.placement.state()));
@@ -211,31 +210,6 @@ pub fn put_ended_without_run(
         )?
         .execute((lane, state, id.0, now.as_ms(), retry_count, error, reason, log))?;
     Ok(())
-}
-
-pub fn lane_of(tx: &Tx, name: LaneName) -> Result<LaneId> {
-    if let Some(id) = tx.shared.lanes.id_of(name) {
-        return Ok(id);
-    }
-    let columns = (name.queue, name.kind, name.priority.rank(), name.keyed);
-    let found = tx
-        .connection
-        .prepare_cached("SELECT id FROM lane WHERE queue = ? AND type = ? AND priority = ? AND keyed = ?")?
-        .query_row(columns, |row| row.get(0))
-        .optional()?;
-    let id = match found {
-        Some(id) => id,
-        None => {
-            if tx.shared.lanes.len() + tx.new_lanes.borrow().len() >= MAX_LANES {
-                return Err(too_many_lanes());
-            }
-            tx.connection
-                .prepare_cached("INSERT INTO lane (queue, type, priority, keyed) VALUES (?, ?, ?, ?) RETURNING id")?
-                .query_row(columns, |row| row.get(0))?
-        }
-    };
-    tx.new_lanes.borrow_mut().push(name.with_id(id));
-    Ok(id)
 }
 
 /// Adds changes of the counters, which are written at the end of the transaction.

@@ -9,8 +9,9 @@ use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter, typ
 
 use super::{
     Sqlite, audit, events,
+    lanes::lane_of,
     machines::{definition, machine, machines, register},
-    submit::{lane_of, submit},
+    submit::submit,
     task_queue::TimedInputs,
     writer::Tx,
 };

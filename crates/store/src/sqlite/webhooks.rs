@@ -5,14 +5,15 @@ use faena_domain::{JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, Webhook
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
-use super::{Sqlite, audit, run_updates::add_log_entry, writer::Tx};
+use super::{Sqlite, audit, job_log::add_log_entry, writer::Tx};
 use crate::{
     COUNT_LIMIT, Delivery, LaneId, Result, Retention, Signal, WebhookFilter, WebhookNext, WebhookResult, WebhookStore,
     WebhookTakeRequest, WebhookTaken,
     jobs::state_of_code,
     sql::sql,
     webhooks::{
-        AfterLoss, COUNTED, COUNTED_STATES, Ended, LOST, NewWebhook, lost_line, raw, redelivered, state_of, unsettled,
+        AfterLoss, COUNTED, COUNTED_STATES, Ended, KEPT_ATTEMPTS, LOST, NewWebhook, lost_line, raw, redelivered,
+        state_of, unsettled,
     },
 };
 
@@ -246,6 +247,11 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
             &result.error,
             &result.answer,
         ))?;
+    if result.number > KEPT_ATTEMPTS {
+        tx.connection
+            .prepare_cached("DELETE FROM webhook_attempt WHERE webhook = ? AND number <= ?")?
+            .execute((result.id.0, result.number - KEPT_ATTEMPTS))?;
+    }
     // The job may be deleted before its webhook is delivered.
     if has_job(tx, JobId(job))? {
         add_log_entry(tx, JobId(job), None, result.log_line(&url))?;

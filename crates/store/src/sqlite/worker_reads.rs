@@ -61,7 +61,7 @@ pub fn in_flight_job(
             options: parse_options(options.as_deref())?,
             payload,
         },
-        kind: shared.lanes.require(lane)?.kind,
+        kind: read::lane(connection, shared, lane)?.kind,
         claimed_at: Timestamp::from_ms(claim.claimed_at),
         started_at: running.map(|(at, _)| Timestamp::from_ms(at)),
     }))

@@ -10,6 +10,7 @@ mod actors;
 mod api_keys;
 mod attempts;
 mod audit;
+mod bounds;
 mod bulk;
 mod changes;
 mod claims;
@@ -64,6 +65,18 @@ macro_rules! behaviours {
 }
 
 behaviours! {
+    bounds:
+        a_lane_without_jobs_is_reclaimed_and_its_totals_are_kept,
+        a_full_database_accepts_new_lanes_again_when_others_are_empty,
+        a_long_log_keeps_its_first_and_its_newest_entries,
+        the_view_of_a_job_has_its_newest_log_entries_and_pages_have_all,
+        steps_beyond_their_limit_are_rejected,
+        rejected_reports_are_counted_in_one_entry,
+        a_job_that_is_released_again_and_again_keeps_its_newest_attempts,
+        a_long_chain_is_cancelled_in_slices_that_survive_a_restart,
+        many_dependents_of_one_job_are_released_in_slices,
+        dependents_of_a_parent_that_is_retried_between_two_slices_wait_for_it,
+        a_message_of_a_run_counts_for_its_job_only;
     tasks:
         a_version_of_a_machine_never_changes,
         an_event_is_applied_once_and_answered_alike,

@@ -1,6 +1,7 @@
 //! Behaviour of one database only: SQLite or PostgreSQL.
 
 mod events;
+mod lanes;
 mod listening;
 mod migrations;
 mod plans;

@@ -18,8 +18,8 @@ use faena_domain::{
 use faena_store::{
     CancelOutcome, ClaimRequest, ClaimResult, ClaimedJob, DueResult, Filter, GracePeriods, JobPatch, Lane, LaneId,
     NodeInfo, Owner, Page, QueuePatch, RecoveryCounts, RunEnd, RunOutcome, RunTiming, RunUpdate, RunUpdateKind, Store,
-    StoreError, StoreOptions, Submitted, SweepResult, Tally, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerUpdate,
-    WorkerUpdateResult,
+    StoreError, StoreOptions, Submitted, SweepResult, Tally, UpdateResult, WorkerAdmitted, WorkerEnd, WorkerEntry,
+    WorkerUpdate, WorkerUpdateResult,
 };
 use futures_util::FutureExt;
 
@@ -228,7 +228,11 @@ impl Fixture {
     }
 
     pub async fn report_update(&self, job: &ClaimedJob, kind: RunUpdateKind, ms: i64) -> bool {
-        self.store.run_update(vec![self.run_update(job, kind, ms)], self.at(ms)).await.unwrap()[0]
+        self.try_update(job, kind, ms).await.is_accepted()
+    }
+
+    pub async fn try_update(&self, job: &ClaimedJob, kind: RunUpdateKind, ms: i64) -> UpdateResult {
+        self.store.run_update(vec![self.run_update(job, kind, ms)], self.at(ms)).await.unwrap().remove(0)
     }
 
     pub async fn report_start(&self, job: &ClaimedJob, ms: i64) {

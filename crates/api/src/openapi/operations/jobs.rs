@@ -1,10 +1,10 @@
 //! `/jobs`
 
 use faena_domain::{
-    Explanation, JobView,
+    Explanation, JobView, LogEntry,
     parse::schema::{self, error_reason, job_state, priority, time, uuid, with_default},
 };
-use faena_wire::{Changed, Created, CreatedBatch, JobList, Success};
+use faena_wire::{Changed, Created, CreatedBatch, JobList, JobLog, Success};
 use serde_json::{Value, json};
 
 use crate::openapi::{
@@ -88,7 +88,7 @@ pub fn list() -> Operation {
 }
 
 pub fn show() -> Operation {
-    on_job("getJob", "Show a job with its execution log").ok::<JobView>("The job.")
+    on_job("getJob", "Show a job with the newest entries of its execution log").ok::<JobView>("The job.")
 }
 
 pub fn patch() -> Operation {
@@ -122,6 +122,15 @@ pub fn retry() -> Operation {
         .about("A failed or cancelled job starts over; a retrying job starts its next attempt now.")
         .ok::<Changed>("The job is ready.")
         .conflict("The job has not failed.")
+}
+
+pub fn log() -> Operation {
+    let limit = json!({"type": "integer", "minimum": 1, "maximum": 1_000, "default": 100});
+    on_job("getJobLog", "Page through the execution log of a job, oldest entry first")
+        .about("`GET /jobs/{id}` has only the newest entries. An entry `dropped` says how many entries are not kept.")
+        .query("limit", limit, "Entries of a page.")
+        .query("cursor", json!({"type": "string", "pattern": "^[0-9]+-[0-9]+$"}), "`nextCursor` of the previous page.")
+        .ok::<JobLog<LogEntry>>("A page of the log.")
 }
 
 pub fn events() -> Operation {
