@@ -10,6 +10,7 @@ use std::{
 use anyhow::Context;
 use faena_api::{Api, Parts, Traffic};
 use faena_auth::{OwnToken, Policy};
+use faena_dashboard::DashboardConfig;
 use faena_domain::{Limit, LogWriter, Rules, Timestamp, masked_url};
 use faena_engine::{Engine, EngineConfig, PoolToken};
 use faena_store::ConfiguredRules;
@@ -53,6 +54,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     }
     let mut http = config.http().map_err(|error| CannotStart(format!("{error:#}")))?;
     http.limits.total = http::raise_limit(http.limits.total);
+    let dashboard = config.dashboard().map_err(|error| CannotStart(format!("{error:#}")))?;
     let endpoints = Endpoints::resolve(&config).await?;
     let needs_keys = if insecure { None } else { endpoints.public_address() };
     if let Some(public) = needs_keys
@@ -88,7 +90,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
         traffic: Traffic::new(config.traffic()),
     });
     log_start(&config, &listeners, &http);
-    let servers = start_servers(api, listeners, pool_listener, http, &closing);
+    let servers = start_servers(api, dashboard, listeners, pool_listener, http, &closing);
     tokio::select! {
         () = stop.received() => {}
         reason = store.storage_failure() => {
@@ -105,9 +107,10 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     Ok(())
 }
 
-/// Serves the API on its listener and on that of the pools, and health checks on theirs.
+/// Serves the API and the dashboard on their listener, the API on that of the pools, and health checks on theirs.
 fn start_servers(
     api: Api,
+    dashboard: DashboardConfig,
     listeners: Listeners,
     pool_listener: Option<TcpListener>,
     http: HttpConfig,
@@ -128,6 +131,7 @@ fn start_servers(
         if let Some(tls) = &http.tls {
             tokio::spawn(tls.clone().reload_on_change(closing.clone()));
         }
+        let router = faena_dashboard::router(dashboard, router, closing.clone());
         servers.spawn(http::serve(listener, router, http, budget, closing.clone()));
     }
     servers

@@ -147,6 +147,13 @@ pub const KEYS: &[Key] = &[
         "Reverse proxies whose headers about the caller are believed.",
     ),
     key(
+        "server.base_path",
+        "FAENA_SERVER_BASE_PATH",
+        Kind::Text,
+        "",
+        "Path below which a reverse proxy serves Faena, such as /faena.",
+    ),
+    key(
         "health.mode",
         "FAENA_HEALTH_MODE",
         Kind::Choice(&["auto", "always", "never"]),

@@ -1,0 +1,155 @@
+// Keeps the page up to date and adds shortcuts. Every page works without it.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const base = root.dataset.base;
+  const spanish = root.lang === "es";
+  const main = document.getElementById("main");
+
+  // Times: ages count up, and everything else is shown in the zone of the browser.
+  const units = [[86400000, "d", 172800000], [3600000, "h", 7200000], [60000, "min", 120000]];
+  const decimal = (n) => n.toFixed(1).replace(/\.0$/, "").replace(".", spanish ? "," : ".");
+  const duration = (ms) => {
+    for (const [size, name, from] of units) if (ms >= from) return `${Math.floor(ms / size)} ${name}`;
+    if (ms >= 10000) return `${Math.floor(ms / 1000)} s`;
+    return ms >= 1000 ? `${decimal(ms / 1000)} s` : `${Math.max(0, Math.floor(ms))} ms`;
+  };
+  const relative = (ms) => {
+    const text = duration(Math.abs(ms));
+    if (spanish) return ms >= 0 ? `dentro de ${text}` : `hace ${text}`;
+    return ms >= 0 ? `in ${text}` : `${text} ago`;
+  };
+  const two = (n) => String(n).padStart(2, "0");
+  const clock = (d) => `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}.${String(d.getMilliseconds()).padStart(3, "0")}`;
+  const moment = (d) => `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${two(d.getHours())}:${two(d.getMinutes())}`;
+  const showTimes = (within) => {
+    for (const element of within.querySelectorAll("time[data-as]")) {
+      const at = new Date(element.dateTime);
+      if (Number.isNaN(at.getTime())) continue;
+      const kind = element.dataset.as;
+      const text = kind === "age" ? duration(Date.now() - at) : kind === "relative" ? relative(at - Date.now()) : kind === "clock" ? clock(at) : moment(at);
+      if (element.textContent !== text) element.textContent = text;
+      if (!element.dataset.local) {
+        element.dataset.local = "1";
+        element.title = `${at.toLocaleString(root.lang, { dateStyle: "medium", timeStyle: "long" })}\n${element.title}`;
+      }
+    }
+  };
+
+  // Live: the server sends the page again when it has changed. What is being typed, selected or read stays as it is.
+  const isBusy = () => {
+    const active = document.activeElement;
+    const isTyping = active && main.contains(active) && active.matches("input:not([type=checkbox]), select, textarea");
+    const selection = getSelection();
+    return isTyping || main.querySelector("dialog[open]") || (selection && !selection.isCollapsed && main.contains(selection.anchorNode));
+  };
+  const keyOf = (row) => row.dataset.key;
+  const swap = (html) => {
+    const next = document.createElement("template");
+    next.innerHTML = html;
+    const rows = new Map([...main.querySelectorAll("tr[data-key]")].map((row) => [keyOf(row), row.innerHTML]));
+    const open = new Set([...main.querySelectorAll("details[open][id]")].map((element) => element.id));
+    const checked = new Set([...main.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value));
+    const focused = document.activeElement && document.activeElement.id;
+    const changed = [...next.content.querySelectorAll("tr[data-key]")].filter((row) => rows.has(keyOf(row)) && rows.get(keyOf(row)) !== row.innerHTML).map(keyOf);
+    const selected = main.querySelector("tr.selected");
+    const selectedKey = selected && keyOf(selected);
+    main.replaceChildren(...next.content.childNodes);
+    for (const row of main.querySelectorAll("tr[data-key]")) {
+      if (changed.includes(keyOf(row))) row.classList.add("changed");
+      if (selectedKey && keyOf(row) === selectedKey) row.classList.add("selected");
+    }
+    for (const id of open) { const element = document.getElementById(id); if (element) element.open = true; }
+    for (const box of main.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
+    if (focused) { const element = document.getElementById(focused); if (element && main.contains(element)) element.focus({ preventScroll: true }); }
+    showTimes(main);
+    countSelected();
+  };
+  let waiting = null;
+  const show = () => { if (waiting && !isBusy()) { const html = waiting; waiting = null; swap(html); } };
+  const watch = () => {
+    if (!main || root.dataset.live !== "1") return;
+    const source = new EventSource(`${base}/live?path=${encodeURIComponent(location.pathname.slice(base.length) + location.search)}`);
+    source.addEventListener("open", () => root.classList.add("is-live"));
+    source.addEventListener("error", () => root.classList.remove("is-live"));
+    source.addEventListener("login", () => location.assign(`${base}/login?next=${encodeURIComponent(location.pathname.slice(base.length) + location.search)}`));
+    source.addEventListener("page", (event) => {
+      const page = JSON.parse(event.data);
+      const navigation = document.getElementById("navigation");
+      if (navigation && page.navigation) navigation.innerHTML = page.navigation;
+      waiting = page.main;
+      show();
+    });
+  };
+
+  // Selecting jobs for an action on many.
+  const countSelected = () => {
+    const boxes = [...document.querySelectorAll("tbody input[name=id]:checked")];
+    for (const element of document.querySelectorAll("[data-selected]")) element.textContent = String(boxes.length);
+    for (const button of document.querySelectorAll("[data-needs-selection]")) button.disabled = boxes.length === 0;
+  };
+
+  // Keyboard.
+  const rows = () => [...main.querySelectorAll("tbody tr[data-key]")];
+  const select = (step) => {
+    const all = rows();
+    if (!all.length) return;
+    const current = all.findIndex((row) => row.classList.contains("selected"));
+    const next = all[Math.min(all.length - 1, Math.max(0, current + step))];
+    for (const row of all) row.classList.remove("selected");
+    next.classList.add("selected");
+    next.scrollIntoView({ block: "nearest" });
+  };
+  const inRow = (selector) => { const row = main.querySelector("tr.selected"); return row && row.querySelector(selector); };
+  const keys = {
+    "/": () => { const input = document.querySelector("input[name=q]"); if (input) input.focus(); },
+    j: () => select(1),
+    k: () => select(-1),
+    x: () => { const box = inRow("input[type=checkbox]"); if (box) { box.checked = !box.checked; countSelected(); } },
+    Enter: () => { const link = inRow("a[href]"); if (link) link.click(); },
+    r: () => { const button = document.querySelector("[data-key-action=retry]"); if (button && !button.disabled) button.click(); },
+    "?": () => { const help = document.getElementById("keys"); if (help) help.open = !help.open; },
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input:not([type=checkbox]), select, textarea")) { if (event.key === "Escape") event.target.blur(); return; }
+    if (event.key === "Enter" && event.target.matches("a, button, summary")) return;
+    const action = keys[event.key];
+    if (action) { event.preventDefault(); action(); }
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-select-all]")) for (const box of main.querySelectorAll("tbody input[name=id]")) box.checked = event.target.checked;
+    countSelected();
+  });
+  // The editor of schedules explains the expression while it is typed.
+  let explaining = 0;
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches("#cron, #timezone")) return;
+    const cron = document.getElementById("cron");
+    const number = ++explaining;
+    const query = new URLSearchParams({ cron: cron.value, timezone: document.getElementById("timezone").value });
+    fetch(`${cron.dataset.explain}?${query}`).then((answer) => answer.text()).then((html) => {
+      if (number === explaining) document.getElementById("explained").innerHTML = html;
+    });
+  });
+  document.addEventListener("click", (event) => {
+    const copy = event.target.closest("[data-copy]");
+    if (copy) {
+      const source = document.getElementById(copy.dataset.copy);
+      navigator.clipboard.writeText(source.textContent).then(() => { copy.textContent = copy.dataset.copied; });
+      return;
+    }
+    const row = event.target.closest("tr[data-key]");
+    if (row && !event.target.closest("a, button, input, label, summary") && getSelection().isCollapsed) { const link = row.querySelector("a[href]"); if (link) link.click(); }
+  });
+  document.addEventListener("submit", (event) => {
+    const question = event.submitter && event.submitter.dataset.confirm;
+    if (question && !confirm(question)) event.preventDefault();
+  });
+
+  for (const element of document.querySelectorAll(".needs-script")) element.classList.remove("hidden");
+  showTimes(document);
+  countSelected();
+  setInterval(() => { showTimes(document); show(); }, 1000);
+  watch();
+})();

@@ -1,0 +1,20 @@
+//! What follows an action: the page it came from, with the result in words.
+
+use axum::response::Response;
+use serde_json::Value;
+
+use crate::{
+    error::Failure,
+    session::{self, Notice},
+    viewer::Viewer,
+};
+
+/// Shows the result of an action on a page. A viewer who is not logged in has to do that first.
+pub fn show_result(viewer: &Viewer, page: &str, result: Result<Value, Failure>, done: &str) -> Result<Response, Failure> {
+    let notice = match result {
+        Ok(_) => Notice { is_error: false, text: done.to_owned() },
+        Err(failure) if failure.needs_login() => return Err(failure),
+        Err(failure) => Notice { is_error: true, text: failure.message },
+    };
+    Ok(session::redirect(viewer, page, Some(notice)))
+}

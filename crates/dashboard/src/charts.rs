@@ -1,0 +1,34 @@
+//! Charts as SVG. Colours are placeholders that the style sheet replaces, so that they follow the theme.
+
+use charts_rs::{Color, LineChart, Series, Symbol};
+
+use crate::markup::Markup;
+
+const COMPLETED: &str = "#2A7336";
+const FAILED: &str = "#C0322B";
+const BACKGROUND: &str = "#101010";
+const GRID: &str = "#202020";
+const TEXT: &str = "#303030";
+
+/// Draws how many jobs were completed and failed in each period, the oldest first.
+pub fn finished(labels: Vec<String>, completed: Vec<f32>, failed: Vec<f32>, names: [&str; 2]) -> Markup {
+    let series = vec![Series::new(names[0].to_owned(), completed), Series::new(names[1].to_owned(), failed)];
+    let mut chart = LineChart::new(series, labels);
+    chart.width = 760.0;
+    chart.height = 230.0;
+    chart.background_color = Color::from(BACKGROUND);
+    chart.grid.stroke_color = Color::from(GRID);
+    chart.legend.show = Some(false);
+    chart.series.colors = vec![Color::from(COMPLETED), Color::from(FAILED)];
+    chart.series.symbol = Some(Symbol::None);
+    chart.x_axis.font.size = 11.0;
+    chart.x_axis.font.color = Color::from(TEXT);
+    chart.x_axis.stroke_color = Color::from(GRID);
+    for axis in &mut chart.y_axis_configs {
+        axis.font.size = 11.0;
+        axis.font.color = Color::from(TEXT);
+        axis.split_number = 4;
+        axis.min = Some(0.0);
+    }
+    Markup::drawing(chart.svg().unwrap_or_default())
+}

@@ -1,0 +1,34 @@
+//! What a viewer gets instead of a page.
+
+use axum::http::StatusCode;
+
+/// Why a page or an action has no result.
+#[derive(Debug)]
+pub struct Failure {
+    pub status: StatusCode,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(status: StatusCode, message: String) -> Failure {
+        Failure { status, message }
+    }
+
+    pub fn not_found(message: &str) -> Failure {
+        Failure::new(StatusCode::NOT_FOUND, message.to_owned())
+    }
+
+    pub fn bad_request(message: impl Into<String>) -> Failure {
+        Failure::new(StatusCode::BAD_REQUEST, message.into())
+    }
+
+    /// Returns a failure of this program, whose details only the log has.
+    pub fn internal(error: impl std::fmt::Display) -> Failure {
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the page could not be made: {error}"))
+    }
+
+    /// Returns whether the viewer has to log in.
+    pub fn needs_login(&self) -> bool {
+        self.status == StatusCode::UNAUTHORIZED
+    }
+}

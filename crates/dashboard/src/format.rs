@@ -1,0 +1,153 @@
+//! Writes numbers, times and durations for people.
+
+use askama::Template;
+use faena_domain::Timestamp;
+
+use crate::{markup::Markup, texts::Language};
+
+/// How one viewer reads numbers and times.
+#[derive(Clone, Copy)]
+pub struct Formats {
+    pub language: Language,
+    pub now: Timestamp,
+    /// Whether the script fills in ages, so that a page whose content has not changed is rendered the same again.
+    pub is_live: bool,
+}
+
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"<time datetime="{{ iso }}" title="{{ exact }}" data-as="{{ kind }}">{{ text }}</time>"#
+)]
+struct TimeTag<'a> {
+    iso: String,
+    exact: String,
+    kind: &'a str,
+    text: String,
+}
+
+impl Formats {
+    /// Writes a number with separators: `18,204` or `18.204`.
+    pub fn count(&self, number: u64) -> String {
+        let separator = if self.language == Language::Spanish { '.' } else { ',' };
+        let digits = number.to_string();
+        let mut text = String::new();
+        for (index, digit) in digits.chars().enumerate() {
+            let is_group = index > 0 && (digits.len() - index).is_multiple_of(3);
+            // Spanish groups only numbers of five digits and more.
+            if is_group && (digits.len() > 4 || self.language == Language::English) {
+                text.push(separator);
+            }
+            text.push(digit);
+        }
+        text
+    }
+
+    /// Writes a number with at most one decimal.
+    pub fn decimal(&self, number: f64) -> String {
+        if number >= 10.0 || number.fract() == 0.0 {
+            return self.count(number.round().max(0.0) as u64);
+        }
+        let text = format!("{number:.1}");
+        if self.language == Language::Spanish { text.replace('.', ",") } else { text }
+    }
+
+    /// Writes a duration with its largest unit: `840 ms`, `1.9 s`, `42 s`, `6 min`, `2 h`, `3 d`.
+    pub fn duration(&self, ms: i64) -> String {
+        let ms = ms.max(0);
+        let seconds = ms as f64 / 1_000.0;
+        match ms {
+            0..1_000 => format!("{ms} ms"),
+            1_000..10_000 => format!("{} s", self.decimal(seconds)),
+            10_000..120_000 => format!("{} s", ms / 1_000),
+            120_000..7_200_000 => format!("{} min", ms / 60_000),
+            7_200_000..172_800_000 => format!("{} h", ms / 3_600_000),
+            _ => format!("{} d", ms / 86_400_000),
+        }
+    }
+
+    /// Returns how long ago a time was, with the exact time on hover.
+    pub fn age(&self, at: Timestamp) -> Markup {
+        let text = if self.is_live { String::new() } else { self.duration(self.now.ms_since(at)) };
+        self.tag(at, "age", text)
+    }
+
+    /// Returns how far away a time is, in the past or in the future, with words.
+    pub fn relative(&self, at: Timestamp) -> Markup {
+        let text = if self.is_live { String::new() } else { self.relative_text(at) };
+        self.tag(at, "relative", text)
+    }
+
+    fn relative_text(&self, at: Timestamp) -> String {
+        let ms = at.ms_since(self.now);
+        let duration = self.duration(ms.abs());
+        match (self.language, ms >= 0) {
+            (Language::English, true) => format!("in {duration}"),
+            (Language::English, false) => format!("{duration} ago"),
+            (Language::Spanish, true) => format!("dentro de {duration}"),
+            (Language::Spanish, false) => format!("hace {duration}"),
+        }
+    }
+
+    /// Returns a time of the day, for logs. The script shows it in the viewer's zone.
+    pub fn clock(&self, at: Timestamp) -> Markup {
+        let text = iso(at).get(11..23).unwrap_or_default().to_owned();
+        self.tag(at, "clock", text)
+    }
+
+    /// Returns day and time to the minute. The script shows it in the viewer's zone.
+    pub fn moment(&self, at: Timestamp) -> Markup {
+        let text = iso(at).get(..16).unwrap_or_default().replace('T', " ");
+        self.tag(at, "moment", text)
+    }
+
+    fn tag(&self, at: Timestamp, kind: &str, text: String) -> Markup {
+        let iso = iso(at);
+        let exact = format!("{} UTC", iso.trim_end_matches('Z').replace('T', " "));
+        Markup::of(&TimeTag { iso, exact, kind, text })
+    }
+}
+
+/// Returns a time as ISO 8601 with milliseconds.
+pub fn iso(at: Timestamp) -> String {
+    at.to_string()
+}
+
+/// Returns the first characters of an id, which are enough to recognise it.
+pub fn short_id(id: &str) -> &str {
+    id.get(..13).unwrap_or(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn formats(language: Language) -> Formats {
+        Formats { language, now: Timestamp::from_ms(1_000_000_000), is_live: false }
+    }
+
+    #[test]
+    fn numbers_have_the_separators_of_the_language() {
+        let (english, spanish) = (formats(Language::English), formats(Language::Spanish));
+        assert_eq!([0, 999, 1_204, 18_204, 1_000_000].map(|n| english.count(n)), ["0", "999", "1,204", "18,204", "1,000,000"]);
+        assert_eq!([999, 1_204, 18_204].map(|n| spanish.count(n)), ["999", "1204", "18.204"]);
+        assert_eq!((english.decimal(1.94), spanish.decimal(1.94), english.decimal(40.2)), ("1.9".into(), "1,9".into(), "40".into()));
+    }
+
+    #[test]
+    fn a_duration_has_one_unit() {
+        let formats = formats(Language::English);
+        let text = |ms| formats.duration(ms);
+        assert_eq!([0, 840, 1_900, 42_000, 119_000].map(text), ["0 ms", "840 ms", "1.9 s", "42 s", "119 s"]);
+        assert_eq!([120_000, 3_600_000, 7_200_000, 172_800_000].map(text), ["2 min", "60 min", "2 h", "2 d"]);
+        assert_eq!(text(-5), "0 ms");
+    }
+
+    #[test]
+    fn a_time_has_its_exact_value_on_hover() {
+        let formats = formats(Language::English);
+        let html = formats.relative(Timestamp::from_ms(1_000_060_000)).to_string();
+        assert!(html.contains("in 60 s") && html.contains("1970-01-12 13:47:40.000 UTC"), "{html}");
+        assert!(formats.age(Timestamp::from_ms(999_000_000)).to_string().contains(">16 min<"));
+    }
+}

@@ -1,0 +1,125 @@
+//! The pages for people: server-rendered HTML at `/`, live through server-sent events.
+//!
+//! A page gets its data from the REST API of the same process, with the credentials of its viewer ([`call`]). So a page can
+//! show and do exactly what the API allows its viewer, and there is no second place that decides about access.
+//!
+//! Every page works without script. The script only keeps a page up to date and adds shortcuts.
+
+mod action;
+mod assets;
+mod call;
+mod charts;
+mod error;
+mod form;
+mod format;
+mod layout;
+mod live;
+mod markup;
+mod pages;
+mod query;
+mod session;
+mod table;
+mod texts;
+mod viewer;
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Router,
+    extract::Request,
+    http::{HeaderName, HeaderValue, Uri, header},
+    middleware::{self, Next},
+    response::Response,
+    routing::get,
+};
+use tokio_util::sync::CancellationToken;
+use tower::{Layer, util::MapRequestLayer};
+
+use call::InProcess;
+
+/// Settings of the pages.
+#[derive(Clone, Debug, Default)]
+pub struct DashboardConfig {
+    /// Path below which a reverse proxy serves Faena, such as `/faena`. Empty: none.
+    pub base_path: String,
+    /// Whether this server listens with TLS, so that its cookies are never sent in the clear.
+    pub has_tls: bool,
+}
+
+/// State of the handlers.
+#[derive(Clone)]
+pub(crate) struct Dashboard(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub config: DashboardConfig,
+    pub api: InProcess,
+    /// Cancelled when the server stops; ends all streams.
+    pub closing: CancellationToken,
+    pub viewers: live::Viewers,
+}
+
+impl std::ops::Deref for Dashboard {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// Adds the pages to the service of the API, and strips the base path from every request.
+pub fn router(config: DashboardConfig, api: Router, closing: CancellationToken) -> Router {
+    let base_path = config.base_path.clone();
+    let shared = Shared { config, api: InProcess::new(api.clone()), closing, viewers: live::Viewers::default() };
+    let dashboard = Dashboard(Arc::new(shared));
+    let framed = pages::routes()
+        .merge(session::routes())
+        .layer(middleware::from_fn_with_state(dashboard.clone(), layout::frame))
+        .layer(middleware::from_fn(protect));
+    let renderer = live::Renderer(framed.clone().with_state(dashboard.clone()));
+    let pages = framed
+        .layer(tower_http::compression::CompressionLayer::new())
+        .merge(assets::routes())
+        .route("/live", get(live::stream).layer(Extension(renderer)))
+        .with_state(dashboard)
+        .fallback_service(api);
+    if base_path.is_empty() {
+        return pages;
+    }
+    // A layer of a router runs after the route is chosen, so the path is changed in front of it.
+    let strip = move |request| without_base_path(request, &base_path);
+    Router::new().fallback_service(MapRequestLayer::new(strip).layer(pages))
+}
+
+/// Removes the base path. A proxy that has removed it already sends requests without it.
+fn without_base_path(mut request: Request, base_path: &str) -> Request {
+    let uri = request.uri();
+    let rest = uri.path().strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+    if let Some(rest) = rest {
+        let path = if rest.is_empty() { "/" } else { rest };
+        let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let mut parts = uri.clone().into_parts();
+        parts.path_and_query = format!("{path}{query}").parse().ok();
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
+}
+
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; \
+     base-uri 'none'; frame-ancestors 'none'",
+);
+
+/// Adds the headers that keep a browser from doing anything but showing the page.
+async fn protect(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(POLICY);
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+    headers.insert(HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin"));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,166 @@
+//! Small pieces of HTML that many pages share.
+
+use std::fmt;
+
+use askama::Template;
+
+use crate::texts::Texts;
+
+/// HTML that templates include as it is. Only templates make it, so it is always escaped.
+#[derive(Clone, Debug, Default)]
+pub struct Markup(String);
+
+impl Markup {
+    pub fn of(template: &impl Template) -> Markup {
+        // Rendering to a string cannot fail: no filter of these templates does.
+        Markup(template.render().unwrap_or_default())
+    }
+
+    /// Takes over SVG that this program drew.
+    pub fn drawing(svg: String) -> Markup {
+        Markup(svg)
+    }
+}
+
+impl fmt::Display for Markup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl askama::filters::HtmlSafe for Markup {}
+
+/// How a state looks: a colour, a shape and a word, the same on every page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    Queued,
+    Waiting,
+    Running,
+    Completed,
+    Retrying,
+    Failed,
+    Cancelled,
+}
+
+impl Look {
+    /// Returns the look of a state of a job, a worker, a task, a webhook or a check.
+    pub fn of(state: &str) -> Look {
+        match state {
+            "QUEUED" | "queued" | "Ready" | "pending_delivery" => Look::Queued,
+            "PENDING" | "pending" | "waiting" | "Creating" | "Connecting" | "deferred" => Look::Waiting,
+            "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "Busy" | "in_flight" | "delivering" => Look::Running,
+            "COMPLETED" | "completed" | "healthy" | "delivered" | "applied" | "closed" | "up" | "fired" => Look::Completed,
+            "RETRYING" | "retrying" | "degraded" | "Draining" | "half_open" | "paused" | "missed" => Look::Retrying,
+            "FAILED" | "failed" | "unhealthy" | "open" | "down" | "dead" | "rejected" => Look::Failed,
+            _ => Look::Cancelled,
+        }
+    }
+
+    pub fn class(self) -> &'static str {
+        match self {
+            Look::Queued => "queued",
+            Look::Waiting => "waiting",
+            Look::Running => "running",
+            Look::Completed => "done",
+            Look::Retrying => "retry",
+            Look::Failed => "failed",
+            Look::Cancelled => "cancelled",
+        }
+    }
+
+    /// Returns the shape, drawn in a square of 10.
+    fn shape(self) -> &'static str {
+        match self {
+            Look::Queued => r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7"/>"#,
+            Look::Waiting => r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7" stroke-dasharray="2 1.8"/>"#,
+            Look::Running => r#"<path d="M2.5 1.5 8.5 5 2.5 8.5z" stroke="none"/>"#,
+            Look::Completed => r#"<path d="M1.5 5.2 4 7.7 8.6 2.6" fill="none" stroke-width="1.8"/>"#,
+            Look::Retrying => r#"<path d="M8.3 5A3.4 3.4 0 1 1 7 2.3M7.2.4V2.8H4.9" fill="none" stroke-width="1.5"/>"#,
+            Look::Failed => r#"<path d="M2 2 8 8M8 2 2 8" fill="none" stroke-width="1.9"/>"#,
+            Look::Cancelled => r#"<path d="M1.8 5H8.2" fill="none" stroke-width="1.9"/>"#,
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"<span class="st {{ look.class() }}"><svg viewBox="0 0 10 10" aria-hidden="true">{{ look.shape()|safe }}</svg>{{ word }}</span>"#
+)]
+struct Badge<'a> {
+    look: Look,
+    word: &'a str,
+}
+
+/// Returns a state as a badge with the given word.
+pub fn badge(look: Look, word: &str) -> Markup {
+    Markup::of(&Badge { look, word })
+}
+
+/// Returns the shape of a state alone.
+pub fn icon(look: Look) -> Markup {
+    Markup(format!(
+        r#"<svg class="icon {}" viewBox="0 0 10 10" aria-hidden="true">{}</svg>"#,
+        look.class(),
+        look.shape()
+    ))
+}
+
+/// Returns the state of a job as a badge, in the viewer's language.
+pub fn job_state(t: &Texts, state: &str) -> Markup {
+    badge(Look::of(state), t.job_state(state))
+}
+
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label="{{ label }}">{% for part in parts %}<rect class="{{ part.class }}" x="{{ part.x }}" width="{{ part.width }}" height="6"/>{% endfor %}</svg>"#
+)]
+struct Bar<'a> {
+    parts: Vec<BarPart>,
+    label: &'a str,
+}
+
+struct BarPart {
+    class: &'static str,
+    x: f64,
+    width: f64,
+}
+
+/// Returns a bar whose parts are shares of `whole`.
+pub fn bar(parts: &[(&'static str, f64)], whole: f64, label: &str) -> Markup {
+    let mut x = 0.0;
+    let mut drawn = Vec::new();
+    for &(class, value) in parts {
+        let width = if whole > 0.0 { (value / whole * 100.0).clamp(0.0, 100.0 - x) } else { 0.0 };
+        drawn.push(BarPart { class, x, width });
+        x += width;
+    }
+    Markup::of(&Bar { parts: drawn, label })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_of_a_badge_is_escaped() {
+        let html = badge(Look::Failed, "<script>alert(1)</script>").to_string();
+        assert!(html.contains("&#60;script&#62;") && !html.contains("<script>"), "{html}");
+    }
+
+    #[test]
+    fn every_state_of_a_job_has_a_look_of_its_kind() {
+        let looks = ["PENDING", "QUEUED", "PROCESSING", "RETRYING", "COMPLETED", "FAILED", "CANCELLED"].map(Look::of);
+        for (index, look) in looks.iter().enumerate() {
+            assert!(!looks[..index].contains(look), "{look:?} stands for two states");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_bar_never_exceed_it() {
+        let html = bar(&[("p1", 80.0), ("p2", 80.0)], 100.0, "x").to_string();
+        assert!(html.contains(r#"x="80" width="20""#), "{html}");
+        assert!(bar(&[("p1", 1.0)], 0.0, "x").to_string().contains(r#"width="0""#));
+    }
+}

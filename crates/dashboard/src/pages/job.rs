@@ -1,0 +1,296 @@
+//! One job: the answer first, then its timeline, steps, log, and everything that belongs to it.
+
+use askama::Template;
+use axum::{extract::Path, response::Response};
+use faena_domain::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    jobs::{Progress, progress_bar},
+    timeline::{self, End, Run},
+};
+use crate::{
+    action::show_result,
+    error::Failure,
+    format::{Formats, short_id},
+    layout::Page,
+    markup::{Look, Markup, badge, job_state},
+    query::segment,
+    table::{anchor, escaped},
+    texts::Texts,
+    viewer::Viewer,
+};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Job {
+    id: String,
+    name: String,
+    #[serde(rename = "type")]
+    kind: String,
+    queue: String,
+    status: String,
+    priority: String,
+    payload: Value,
+    max_retries: u64,
+    attempt: u64,
+    #[serde(default)]
+    timeout_ms: Option<u64>,
+    created_at: Timestamp,
+    completed_at: Option<Timestamp>,
+    scheduled_at: Option<Timestamp>,
+    expires_at: Option<Timestamp>,
+    #[serde(default)]
+    next_attempt_at: Option<Timestamp>,
+    result: Option<Value>,
+    error: Option<String>,
+    progress: Option<Progress>,
+    #[serde(default)]
+    execution_log: Vec<LogEntry>,
+    #[serde(default)]
+    steps: Vec<Step>,
+    #[serde(default)]
+    attempts: Vec<Attempt>,
+    schedule_id: Option<String>,
+    worker_id: Option<String>,
+    run: Option<u64>,
+    webhook_url: Option<String>,
+    correlation_id: String,
+    unique_key: Option<String>,
+    concurrency_key: Option<String>,
+    #[serde(default)]
+    depends_on: Vec<String>,
+    #[serde(default)]
+    tags: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct LogEntry {
+    timestamp: Timestamp,
+    event: String,
+    #[serde(default)]
+    details: Option<String>,
+    #[serde(default)]
+    run: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    name: String,
+    #[serde(default)]
+    result: Value,
+}
+
+#[derive(Deserialize)]
+struct Attempt {
+    run: u64,
+    #[serde(default)]
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Why {
+    summary: String,
+    reasons: Vec<Reason>,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    message: String,
+}
+
+struct LogLine {
+    at: Markup,
+    event: String,
+    details: String,
+}
+
+/// What a person can do with the job now.
+struct Can {
+    retry: bool,
+    cancel: bool,
+    edit: bool,
+    delete: bool,
+}
+
+#[derive(Template)]
+#[template(path = "job.html")]
+struct JobPage<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    job: &'a Job,
+    badge: Markup,
+    short_id: &'a str,
+    facts: String,
+    look: &'static str,
+    why: Option<Why>,
+    timeline: Markup,
+    progress: Option<Markup>,
+    steps: Vec<(String, Markup, String)>,
+    errors: Vec<(u64, String)>,
+    log: Vec<LogLine>,
+    details: Vec<(&'static str, Markup)>,
+    payload: String,
+    result: Option<String>,
+    curl: String,
+    can: Can,
+}
+
+pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
+    let path = format!("/api/v1/jobs/{}", segment(&id));
+    let job: Job = viewer.get(&path).await?;
+    let is_finished = matches!(job.status.as_str(), "COMPLETED" | "CANCELLED");
+    let why = if is_finished { None } else { viewer.get::<Why>(&format!("{path}/why")).await.ok() };
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let page = JobPage {
+        t,
+        base: viewer.base(),
+        badge: job_state(t, &job.status),
+        short_id: short_id(&job.id),
+        facts: facts(t, formats, &job),
+        look: Look::of(&job.status).class(),
+        why,
+        timeline: timeline::draw(&runs(t, &job), formats, t.now),
+        progress: job.progress.as_ref().map(|progress| progress_bar(formats, progress)),
+        steps: steps(t, &job),
+        errors: job.attempts.iter().filter_map(|attempt| Some((attempt.run, attempt.error.clone()?))).collect(),
+        log: log(formats, &job),
+        details: details(&viewer, &job),
+        payload: pretty(&job.payload),
+        result: job.result.as_ref().map(pretty),
+        curl: curl(&job),
+        can: Can {
+            retry: matches!(job.status.as_str(), "FAILED" | "CANCELLED" | "RETRYING"),
+            cancel: !matches!(job.status.as_str(), "COMPLETED" | "FAILED" | "CANCELLED"),
+            edit: matches!(job.status.as_str(), "PENDING" | "QUEUED" | "RETRYING"),
+            delete: matches!(job.status.as_str(), "COMPLETED" | "FAILED" | "CANCELLED"),
+        },
+        job: &job,
+    };
+    Page::new(job.name.clone(), "/jobs", &page)
+}
+
+fn facts(t: &Texts, formats: Formats, job: &Job) -> String {
+    let mut facts = vec![
+        format!("{} {}", t.in_queue, job.queue),
+        format!("{} {}", t.priority, job.priority),
+        format!("{} {} {} {}", t.attempt_word, job.attempt, t.of, job.max_retries + 1),
+    ];
+    if let (Some(at), false) = (job.next_attempt_at, formats.is_live) {
+        facts.push(format!("{} {}", t.next_attempt_in, formats.duration(at.ms_since(formats.now))));
+    }
+    facts.join(", ")
+}
+
+/// Returns the runs of a job, as its log tells them.
+fn runs(t: &Texts, job: &Job) -> Vec<Run> {
+    let mut runs: Vec<(Option<u64>, Run)> = Vec::new();
+    let mut ready_at = job.created_at;
+    for entry in &job.execution_log {
+        let at = entry.timestamp;
+        match entry.event.as_str() {
+            "queued" | "retry_scheduled" => ready_at = at,
+            "started" => {
+                let label = format!("{} {}", t.run, entry.run.unwrap_or_default());
+                let run = Run { label, ready_at, started_at: Some(at), ended_at: None, end: End::None };
+                runs.push((entry.run, run));
+            }
+            "completed" | "failed" | "timeout" | "orphaned" | "cancelled" => {
+                let end = match entry.event.as_str() {
+                    "completed" => End::Completed,
+                    "cancelled" => End::Cancelled,
+                    _ => End::Failed,
+                };
+                let open = runs.iter_mut().rev().find(|(run, found)| found.end == End::None && *run == entry.run);
+                if let Some((_, found)) = open {
+                    (found.ended_at, found.end) = (Some(at), end);
+                }
+                ready_at = at;
+            }
+            _ => {}
+        }
+    }
+    let mut runs: Vec<Run> = runs.into_iter().map(|(_, run)| run).collect();
+    if matches!(job.status.as_str(), "PENDING" | "QUEUED" | "RETRYING") {
+        let label = t.waiting.to_owned();
+        runs.push(Run { label, ready_at, started_at: None, ended_at: job.next_attempt_at, end: End::None });
+    }
+    runs
+}
+
+fn steps(t: &Texts, job: &Job) -> Vec<(String, Markup, String)> {
+    let step = |step: &Step| {
+        let result = if step.result.is_null() { String::new() } else { step.result.to_string() };
+        (step.name.clone(), badge(Look::Completed, t.step_done), result.chars().take(200).collect())
+    };
+    job.steps.iter().map(step).collect()
+}
+
+fn log(formats: Formats, job: &Job) -> Vec<LogLine> {
+    let line = |entry: &LogEntry| LogLine {
+        at: formats.clock(entry.timestamp),
+        event: entry.event.replace('_', " "),
+        details: entry.details.clone().unwrap_or_default(),
+    };
+    job.execution_log.iter().map(line).collect()
+}
+
+fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
+    let (t, formats, base) = (viewer.texts(), viewer.formats(), viewer.base());
+    let link = |path: String, text: &str| anchor(&format!("{base}{path}"), text);
+    let mut rows = vec![(t.id, escaped(&job.id)), (t.submitted, formats.relative(job.created_at))];
+    let correlation = link(format!("/trace?id={}", segment(&job.correlation_id)), &job.correlation_id);
+    rows.push((t.correlation, correlation));
+    let mut add = |name, value: Option<Markup>| rows.extend(value.map(|value| (name, value)));
+    add(t.kind, Some(escaped(&job.kind)));
+    add(t.scheduled_for, job.scheduled_at.map(|at| formats.relative(at)));
+    add(t.expires, job.expires_at.map(|at| formats.relative(at)));
+    add(t.finished, job.completed_at.map(|at| formats.relative(at)));
+    add(t.run, job.run.map(|run| escaped(&run.to_string())));
+    add(t.worker, job.worker_id.as_ref().map(|id| link(format!("/workers/{id}"), short_id(id))));
+    add(t.schedule, job.schedule_id.as_ref().map(|id| link(format!("/schedules/{id}"), short_id(id))));
+    add(t.time_limit, job.timeout_ms.map(|ms| escaped(&formats.duration(ms as i64))));
+    add(t.concurrency_key, job.concurrency_key.as_deref().map(escaped));
+    add(t.unique_key, job.unique_key.as_deref().map(escaped));
+    add(t.webhook, job.webhook_url.as_ref().map(|url| link(format!("/webhooks?jobId={}", job.id), url)));
+    for parent in &job.depends_on {
+        rows.push((t.depends_on, link(format!("/jobs/{}", segment(parent)), short_id(parent))));
+    }
+    for tag in job.tags.iter().take(20) {
+        rows.push((t.tag, link(format!("/jobs?tag={}", segment(tag)), tag)));
+    }
+    if job.tags.len() > 20 {
+        rows.push((t.tag, escaped(&format!("+ {}", job.tags.len() - 20))));
+    }
+    rows
+}
+
+/// Returns JSON with line breaks.
+pub fn pretty(value: &Value) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+/// Returns the command that submits the same job again.
+fn curl(job: &Job) -> String {
+    let body = serde_json::json!({
+        "name": job.name, "type": job.kind, "queue": job.queue, "priority": job.priority, "payload": job.payload,
+    });
+    let quoted = body.to_string().replace('\'', r"'\''");
+    format!("curl -X POST http://127.0.0.1:3000/api/v1/jobs -H 'Content-Type: application/json' -d '{quoted}'")
+}
+
+pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> Result<Response, Failure> {
+    let (t, id) = (viewer.texts(), segment(&id));
+    let path = format!("/api/v1/jobs/{id}");
+    let (result, done, page) = match action.as_str() {
+        "cancel" => (viewer.post(&format!("{path}/cancel")).await, t.job_was_cancelled, format!("/jobs/{id}")),
+        "retry" => (viewer.post(&format!("{path}/retry")).await, t.job_was_retried, format!("/jobs/{id}")),
+        "delete" => (viewer.delete(&path).await, t.job_was_deleted, "/jobs".to_owned()),
+        _ => return Err(Failure::not_found(t.no_such_action)),
+    };
+    // A job that could not be deleted still has its page.
+    let page = if result.is_err() { format!("/jobs/{id}") } else { page };
+    show_result(&viewer, &page, result, done)
+}
+

@@ -1,0 +1,396 @@
+//! The list of jobs: search, filters, selection, and actions on many.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::{
+    extract::{Path, RawQuery},
+    response::Response,
+};
+use faena_domain::Timestamp;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{ListPage, pager, search::understand, teach};
+use crate::{
+    action::show_result,
+    error::Failure,
+    form::Fields,
+    format::Formats,
+    layout::Page,
+    markup::{Markup, bar, job_state},
+    query::Pairs,
+    session::{self, Notice},
+    table::{Cell, Column, Row, Table, escaped, extra_column, number_column, text_column},
+    texts::Texts,
+    viewer::Viewer,
+};
+
+const LIMIT: u64 = 50;
+/// Parameters of this page that the API knows too, besides the search.
+const FILTERS: [&str; 13] = [
+    "status", "priority", "type", "name", "queue", "tag", "error", "reason", "workerId", "scheduleId", "correlationId",
+    "createdAfter", "createdBefore",
+];
+/// States in the order in which a person wants to see them.
+const STATES: [&str; 9] =
+    ["FAILED", "RETRYING", "PROCESSING", "ASSIGNED", "SCHEDULED", "QUEUED", "PENDING", "COMPLETED", "CANCELLED"];
+
+#[derive(Deserialize)]
+pub struct JobList {
+    pub jobs: Vec<Job>,
+    pub total: u64,
+}
+
+/// What lists show of a job.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Job {
+    pub id: String,
+    pub name: String,
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub queue: String,
+    pub status: String,
+    #[serde(default)]
+    pub attempt: u64,
+    pub max_retries: u64,
+    pub created_at: Timestamp,
+    pub error: Option<String>,
+    pub progress: Option<Progress>,
+    pub scheduled_at: Option<Timestamp>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    pub percentage: Option<f64>,
+    pub message: Option<String>,
+    pub phase: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Counts {
+    by_status: BTreeMap<String, u64>,
+}
+
+pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    let query = Pairs::parse(query.as_deref());
+    let wanted = parameters(&query);
+    let list_path = list_path(&query, &wanted);
+    let (list, counts) = tokio::join!(
+        viewer.get::<JobList>(&list_path),
+        viewer.get::<Counts>("/api/v1/metrics/jobs"),
+    );
+    let list = list?;
+    let t = viewer.texts();
+    let mut page = ListPage::new(&viewer, t.jobs, table(&viewer, &list.jobs, !wanted.is_empty()));
+    page.tools = Markup::of(&Search { t, base: viewer.base(), text: query.get("q").unwrap_or_default() });
+    page.filters = Markup::of(&Filters {
+        chips: chips(&viewer, &query, &counts.unwrap_or_default()),
+        understood: understood(&wanted),
+        clear: format!("{}/jobs", viewer.base()),
+        t,
+    });
+    page.pager = Some(pager(&viewer, "/jobs", &query, list.total, list.jobs.len(), LIMIT));
+    page.below = Markup::of(&Actions {
+        t,
+        base: viewer.base(),
+        has_filter: !wanted.is_empty(),
+        retry: query.without("page").link(&format!("{}/jobs/bulk/retry", viewer.base())),
+        cancel: query.without("page").link(&format!("{}/jobs/bulk/cancel", viewer.base())),
+        delete: query.without("page").link(&format!("{}/jobs/bulk/delete", viewer.base())),
+        total: viewer.formats().count(list.total),
+    });
+    page.page("/jobs")
+}
+
+/// Returns what the API is asked for: the filters of the address, and what the search means.
+fn parameters(query: &Pairs) -> Pairs {
+    let mut wanted = understand(query.get("q").unwrap_or_default());
+    for name in FILTERS {
+        for value in query.all(name) {
+            wanted.add(name, value);
+        }
+    }
+    wanted
+}
+
+fn list_path(query: &Pairs, wanted: &Pairs) -> String {
+    let mut wanted = wanted.clone();
+    wanted.add("limit", &LIMIT.to_string());
+    for name in ["page", "sort", "order"] {
+        if let Some(value) = query.get(name) {
+            wanted.add(name, value);
+        }
+    }
+    wanted.link("/api/v1/jobs")
+}
+
+/// Returns the table of jobs, for this page and for others.
+pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
+    let t = viewer.texts();
+    let command = "curl -X POST http://127.0.0.1:3000/api/v1/jobs -d '{\"name\": \"sleep\", \"payload\": {\"ms\": 2000}}'";
+    Table {
+        columns: vec![
+            text_column(t.kind),
+            text_column(t.state),
+            extra_column(t.queue),
+            Column { title: t.attempt, class: "num hide" },
+            text_column(t.error_or_progress),
+            number_column(t.age),
+        ],
+        rows: jobs.iter().map(|job| row(viewer, job)).collect(),
+        empty: if is_filtered { escaped(t.no_job_matches) } else { teach(t.no_jobs, command) },
+        select_label: Some(t.select),
+    }
+}
+
+fn row(viewer: &Viewer, job: &Job) -> Row {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let name = if job.name == job.kind { job.kind.clone() } else { format!("{} · {}", job.kind, job.name) };
+    Row {
+        key: job.id.clone(),
+        cells: vec![
+            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &name),
+            Cell::markup(job_state(t, &job.status)),
+            Cell::text(&job.queue).extra(),
+            Cell::number(&format!("{} / {}", job.attempt, job.max_retries + 1)).extra(),
+            last_fact(t, formats, job),
+            Cell::markup(formats.age(job.created_at)).right(),
+        ],
+    }
+}
+
+/// Returns the most useful fact about a job: its progress, its error, or when it starts.
+fn last_fact(t: &Texts, formats: Formats, job: &Job) -> Cell {
+    match (job.status.as_str(), &job.progress, &job.error, job.scheduled_at) {
+        ("PROCESSING", Some(progress), _, _) => Cell::markup(progress_bar(formats, progress)),
+        (_, _, Some(error), _) => Cell::text(error),
+        ("PENDING", _, _, Some(at)) => Cell::markup(formats.relative(at)),
+        ("QUEUED", ..) => Cell::text(t.ready_to_run),
+        _ => Cell::text(""),
+    }
+}
+
+#[derive(Template)]
+#[template(ext = "html", source = "{{ bar }}{{ text }}")]
+struct ProgressText<'a> {
+    bar: Markup,
+    text: &'a str,
+}
+
+/// Returns progress as a bar with its number.
+pub fn progress_bar(formats: Formats, progress: &Progress) -> Markup {
+    let message = progress.message.as_deref().or(progress.phase.as_deref()).unwrap_or_default();
+    match progress.percentage {
+        Some(percentage) => {
+            let label = format!("{} %", formats.decimal(percentage));
+            let text = if message.is_empty() { label.clone() } else { format!("{label} {message}") };
+            Markup::of(&ProgressText { bar: bar(&[("running", percentage)], 100.0, &label), text: &text })
+        }
+        None => escaped(message),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "job_search.html")]
+struct Search<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    text: &'a str,
+}
+
+struct Chip {
+    link: String,
+    badge: Markup,
+    is_current: bool,
+}
+
+#[derive(Template)]
+#[template(path = "job_filters.html")]
+struct Filters {
+    t: &'static Texts,
+    chips: Vec<Chip>,
+    understood: Vec<(String, String)>,
+    clear: String,
+}
+
+fn chips(viewer: &Viewer, query: &Pairs, counts: &Counts) -> Vec<Chip> {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let chosen: Vec<&str> = query.all("status").collect();
+    let chip = |state: &&str| {
+        let count = counts.by_status.get(*state).copied().unwrap_or(0);
+        let is_current = chosen.contains(state);
+        // A state without jobs is left out, unless it is the filter.
+        if count == 0 && !is_current {
+            return None;
+        }
+        let rest = query.without("page");
+        let link = if is_current { rest.without("status") } else { rest.with("status", state) };
+        let word = format!("{} {}", t.job_state(state), formats.count(count));
+        let badge = crate::markup::badge(crate::markup::Look::of(state), &word);
+        Some(Chip { link: link.link(&format!("{}/jobs", viewer.base())), badge, is_current })
+    };
+    STATES.iter().filter_map(chip).collect()
+}
+
+/// Returns the filters in words, so that a person sees what the search understood.
+fn understood(wanted: &Pairs) -> Vec<(String, String)> {
+    let names = ["q"].into_iter().chain(FILTERS);
+    names.flat_map(|name| wanted.all(name).map(move |value| (name.to_owned(), value.to_owned()))).collect()
+}
+
+#[derive(Template)]
+#[template(path = "job_actions.html")]
+struct Actions<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    has_filter: bool,
+    retry: String,
+    cancel: String,
+    delete: String,
+    total: String,
+}
+
+/// Returns the filter of a bulk action, as its body has it.
+fn bulk_filter(wanted: &Pairs) -> Value {
+    let mut filter = Map::new();
+    for name in ["q"].into_iter().chain(FILTERS) {
+        let values: Vec<&str> = wanted.all(name).collect();
+        match values.as_slice() {
+            [] => {}
+            [value] => drop(filter.insert(name.to_owned(), json!(value))),
+            values => drop(filter.insert(name.to_owned(), json!(values))),
+        }
+    }
+    Value::Object(filter)
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DryRun {
+    matched: u64,
+    matched_is_exact: bool,
+    examples: Vec<Example>,
+}
+
+#[derive(Deserialize)]
+struct Example {
+    id: String,
+    #[serde(rename = "type")]
+    kind: String,
+    queue: String,
+    status: String,
+    error: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "bulk.html")]
+struct BulkPage<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    question: String,
+    action: &'a str,
+    query: String,
+    examples: String,
+    has_matches: bool,
+    is_exact: bool,
+    is_retry: bool,
+}
+
+/// Shows how many jobs an action would change, and which, before it does.
+pub async fn confirm_bulk(
+    viewer: Viewer,
+    Path(action): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Page, Failure> {
+    let (t, pairs) = (viewer.texts(), Pairs::parse(query.as_deref()));
+    let verb = verb(t, &action)?;
+    let body = json!({"filter": bulk_filter(&parameters(&pairs)), "dryRun": true});
+    let answer = viewer.post_json(&format!("/api/v1/jobs/bulk/{action}"), &body).await?;
+    let dry_run: DryRun = serde_json::from_value(answer).map_err(Failure::internal)?;
+    let page = BulkPage {
+        t,
+        base: viewer.base(),
+        question: format!("{verb}: {}", t.jobs_count(viewer.formats().count(dry_run.matched), dry_run.matched)),
+        action: &action,
+        query: query.unwrap_or_default(),
+        examples: examples(&viewer, &dry_run.examples).render().map_err(Failure::internal)?,
+        has_matches: dry_run.matched > 0,
+        is_exact: dry_run.matched_is_exact,
+        is_retry: action == "retry",
+    };
+    Page::new(page.question.clone(), "/jobs", &page)
+}
+
+fn verb(t: &'static Texts, action: &str) -> Result<&'static str, Failure> {
+    match action {
+        "retry" => Ok(t.retry_verb),
+        "cancel" => Ok(t.cancel_verb),
+        "delete" => Ok(t.delete_verb),
+        _ => Err(Failure::not_found(t.no_such_action)),
+    }
+}
+
+fn examples(viewer: &Viewer, examples: &[Example]) -> Table {
+    let t = viewer.texts();
+    let row = |job: &Example| Row {
+        key: job.id.clone(),
+        cells: vec![
+            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.kind),
+            Cell::markup(job_state(t, &job.status)),
+            Cell::text(&job.queue),
+            Cell::text(job.error.as_deref().unwrap_or_default()),
+        ],
+    };
+    Table {
+        columns: vec![text_column(t.kind), text_column(t.state), text_column(t.queue), text_column(t.error)],
+        rows: examples.iter().map(row).collect(),
+        empty: escaped(t.no_job_matches),
+        select_label: None,
+    }
+}
+
+pub async fn run_bulk(
+    viewer: Viewer,
+    Path(action): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    let (t, pairs) = (viewer.texts(), Pairs::parse(query.as_deref()));
+    verb(t, &action)?;
+    let body = json!({"filter": bulk_filter(&parameters(&pairs)), "dryRun": false});
+    let result = viewer.post_json(&format!("/api/v1/jobs/bulk/{action}"), &body).await;
+    let done = result.as_ref().ok().and_then(|answer| answer["done"].as_u64()).unwrap_or(0);
+    let words = format!("{} {}", t.jobs_count(viewer.formats().count(done), done), t.were_changed);
+    show_result(&viewer, &pairs.without("page").link("/jobs"), result, &words)
+}
+
+/// Acts on the jobs whose boxes are ticked, one by one, and counts what worked.
+pub async fn act_on_selected(
+    viewer: Viewer,
+    Path(action): Path<String>,
+    Fields(fields): Fields,
+) -> Result<Response, Failure> {
+    let t = viewer.texts();
+    verb(t, &action)?;
+    let ids: Vec<&str> = fields.iter().filter(|(name, _)| name == "id").map(|(_, id)| id.as_str()).take(100).collect();
+    let back = fields.iter().find(|(name, _)| name == "back").map_or("/jobs", |(_, back)| back.as_str());
+    let (mut done, mut problem) = (0, None);
+    for id in ids {
+        let path = format!("/api/v1/jobs/{}", crate::query::segment(id));
+        let result = match action.as_str() {
+            "delete" => viewer.delete(&path).await,
+            _ => viewer.post(&format!("{path}/{action}")).await,
+        };
+        match result {
+            Ok(_) => done += 1,
+            Err(failure) if failure.needs_login() => return Err(failure),
+            Err(failure) => problem = Some(failure.message),
+        }
+    }
+    let words = format!("{} {}", t.jobs_count(viewer.formats().count(done), done), t.were_changed);
+    let text = problem.map_or(words.clone(), |problem| format!("{words}; {problem}"));
+    Ok(session::redirect(&viewer, back, Some(Notice { is_error: done == 0, text })))
+}

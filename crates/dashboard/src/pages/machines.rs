@@ -1,0 +1,124 @@
+//! Machines with their versions, and a drawing of each.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::{
+    extract::{Path, RawQuery},
+    response::Response,
+};
+use faena_domain::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{ListPage, job::pretty, task, teach};
+use crate::{
+    error::Failure,
+    layout::Page,
+    query::{Pairs, segment},
+    table::{Cell, Row, Table, extra_column, number_column, text_column},
+    texts::Texts,
+    viewer::Viewer,
+};
+
+#[derive(Deserialize)]
+struct MachineList {
+    machines: Vec<Machine>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Machine {
+    name: String,
+    version: u64,
+    hash: String,
+    created_at: Timestamp,
+    created_by: String,
+    #[serde(default)]
+    tasks: BTreeMap<String, u64>,
+}
+
+pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
+    let list: MachineList = viewer.get("/api/v1/machines").await?;
+    let t = viewer.texts();
+    let page = ListPage::new(&viewer, t.machines, table(&viewer, &list.machines));
+    page.page("/machines")
+}
+
+fn table(viewer: &Viewer, machines: &[Machine]) -> Table {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let row = |machine: &Machine| {
+        let tasks: Vec<String> = machine.tasks.iter().map(|(status, count)| format!("{count} {status}")).collect();
+        let link = format!("{}/machines/{}?version={}", viewer.base(), segment(&machine.name), machine.version);
+        Row {
+            key: format!("{}:{}", machine.name, machine.version),
+            cells: vec![
+                Cell::link(&link, &machine.name),
+                Cell::number(&machine.version.to_string()),
+                Cell::text(&tasks.join(", ")),
+                Cell::text(&machine.created_by).extra(),
+                Cell::text(&machine.hash.chars().take(12).collect::<String>()).extra(),
+                Cell::markup(formats.relative(machine.created_at)).right(),
+            ],
+        }
+    };
+    Table {
+        columns: vec![
+            text_column(t.machine),
+            number_column(t.version),
+            text_column(t.tasks),
+            extra_column(t.registered_by),
+            extra_column("SHA-256"),
+            number_column(t.registered),
+        ],
+        rows: machines.iter().map(row).collect(),
+        empty: teach(t.no_machines, "faena machines register machine.yaml"),
+        select_label: None,
+    }
+}
+
+#[derive(Deserialize)]
+struct Detail {
+    name: String,
+    version: u64,
+    versions: Vec<u64>,
+    definition: Value,
+}
+
+#[derive(Template)]
+#[template(path = "machine.html")]
+struct MachinePage<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    machine: &'a Detail,
+    versions: Vec<(u64, String)>,
+    drawing: String,
+    definition: String,
+}
+
+pub async fn show(viewer: Viewer, Path(name): Path<String>, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    let query = Pairs::parse(query.as_deref());
+    let mut wanted = Pairs::default();
+    if let Some(version) = query.get("version") {
+        wanted.add("version", version);
+    }
+    let machine: Detail = viewer.get(&wanted.link(&format!("/api/v1/machines/{}", segment(&name)))).await?;
+    let link = |version: &u64| {
+        let link = format!("{}/machines/{}?version={version}", viewer.base(), segment(&name));
+        (*version, link)
+    };
+    let page = MachinePage {
+        t: viewer.texts(),
+        base: viewer.base(),
+        versions: machine.versions.iter().map(link).collect(),
+        drawing: format!("{}/machines/{}/drawing.svg?version={}", viewer.base(), segment(&name), machine.version),
+        definition: pretty(&machine.definition),
+        machine: &machine,
+    };
+    Page::new(machine.name.clone(), "/machines", &page)
+}
+
+pub async fn drawing(viewer: Viewer, Path(name): Path<String>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
+    let version = Pairs::parse(query.as_deref()).get("version").and_then(|version| version.parse().ok());
+    task::draw(&viewer, &name, version, &[]).await
+}

@@ -1,0 +1,136 @@
+//! One module per page, in the order of the navigation.
+
+mod about;
+mod audit;
+mod dead_letters;
+mod events;
+mod job;
+mod job_form;
+mod jobs;
+mod keys;
+mod limits;
+mod machines;
+mod overview;
+mod queues;
+mod schedules;
+mod search;
+mod task;
+mod tasks;
+mod timeline;
+mod trace;
+mod webhooks;
+mod workers;
+
+use askama::Template;
+use axum::{
+    Router,
+    routing::{get, post},
+};
+
+use crate::{
+    Dashboard,
+    error::Failure,
+    layout::Page,
+    markup::Markup,
+    table::{Pager, Table},
+    texts::Texts,
+    viewer::Viewer,
+};
+
+pub fn routes() -> Router<Dashboard> {
+    Router::new()
+        .route("/", get(overview::show))
+        .route("/jobs", get(jobs::list))
+        .route("/jobs/new", get(job_form::show).post(job_form::submit))
+        .route("/jobs/bulk/{action}", get(jobs::confirm_bulk).post(jobs::run_bulk))
+        .route("/jobs/selected/{action}", post(jobs::act_on_selected))
+        .route("/jobs/{id}", get(job::show))
+        .route("/jobs/{id}/edit", get(job_form::show_edit).post(job_form::save_edit))
+        .route("/jobs/{id}/{action}", post(job::act))
+        .route("/queues", get(queues::list))
+        .route("/queues/{name}", post(queues::change))
+        .route("/queues/{name}/{action}", post(queues::act))
+        .route("/limits", get(limits::list).post(limits::change))
+        .route("/schedules", get(schedules::list))
+        .route("/schedules/new", get(schedules::show_form).post(schedules::create))
+        .route("/schedules/explain", get(schedules::explain))
+        .route("/schedules/{id}", get(schedules::show))
+        .route("/schedules/{id}/{action}", post(schedules::act))
+        .route("/dead-letters", get(dead_letters::list))
+        .route("/tasks", get(tasks::list))
+        .route("/approvals", get(tasks::approvals))
+        .route("/tasks/{id}", get(task::show))
+        .route("/tasks/{id}/drawing.svg", get(task::drawing))
+        .route("/tasks/{id}/{action}", post(task::act))
+        .route("/machines", get(machines::list))
+        .route("/machines/{name}", get(machines::show))
+        .route("/machines/{name}/drawing.svg", get(machines::drawing))
+        .route("/workers", get(workers::list))
+        .route("/workers/{id}", get(workers::show))
+        .route("/workers/{id}/{action}", post(workers::act))
+        .route("/events", get(events::show))
+        .route("/events/dead/{id}/{action}", post(events::act))
+        .route("/webhooks", get(webhooks::list))
+        .route("/webhooks/{id}", get(webhooks::show))
+        .route("/webhooks/{id}/redeliver", post(webhooks::redeliver))
+        .route("/trace", get(trace::show))
+        .route("/audit", get(audit::list))
+        .route("/keys", get(keys::list).post(keys::create))
+        .route("/keys/{id}/{action}", post(keys::act))
+        .route("/about", get(about::show))
+}
+
+/// A page that is one table.
+#[derive(Template)]
+#[template(path = "list.html")]
+pub struct ListPage<'a> {
+    pub t: &'static Texts,
+    pub title: &'a str,
+    /// Beside the title: buttons or a search.
+    pub tools: Markup,
+    /// Above the table: filters.
+    pub filters: Markup,
+    pub table: Table,
+    pub pager: Option<Pager>,
+    /// Below the table: forms.
+    pub below: Markup,
+}
+
+impl<'a> ListPage<'a> {
+    pub fn new(viewer: &Viewer, title: &'a str, table: Table) -> ListPage<'a> {
+        let none = Markup::default;
+        ListPage { t: viewer.texts(), title, tools: none(), filters: none(), table, pager: None, below: none() }
+    }
+
+    pub fn page(self, section: &'static str) -> Result<Page, Failure> {
+        let title = self.title.to_owned();
+        Page::new(title, section, &self)
+    }
+}
+
+/// A sentence and the command that fills an empty list.
+#[derive(Template)]
+#[template(ext = "html", source = r#"<p>{{ sentence }}</p><pre class="boxed">{{ command }}</pre>"#)]
+struct Teaching<'a> {
+    sentence: &'a str,
+    command: &'a str,
+}
+
+/// Returns what an empty list shows: what belongs there, and how to make the first.
+pub fn teach(sentence: &str, command: &str) -> Markup {
+    Markup::of(&Teaching { sentence, command })
+}
+
+/// Returns the links to the pages before and after this one.
+pub fn pager(viewer: &Viewer, path: &str, query: &crate::query::Pairs, total: u64, shown: usize, limit: u64) -> Pager {
+    let page: u64 = query.get("page").and_then(|page| page.parse().ok()).unwrap_or(1).max(1);
+    let link = |page: u64| query.with("page", &page.to_string()).link(&format!("{}{path}", viewer.base()));
+    let first = (page - 1) * limit + 1;
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let last = first + shown as u64 - u64::from(shown > 0);
+    let summary = match shown {
+        0 => format!("0 {} {}", t.of, formats.count(total)),
+        _ => format!("{}–{} {} {}", formats.count(first), formats.count(last), t.of, formats.count(total)),
+    };
+    Pager { t, summary, previous: (page > 1).then(|| link(page - 1)), next: (page * limit < total).then(|| link(page + 1)) }
+}

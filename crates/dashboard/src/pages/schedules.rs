@@ -1,0 +1,370 @@
+//! Schedules: when they run next, what happened at each due time, and an editor that explains the expression.
+
+use askama::Template;
+use axum::{
+    extract::{Path, RawQuery},
+    response::{Html, IntoResponse, Response},
+};
+use faena_domain::Timestamp;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{ListPage, job::pretty, pager, teach};
+use crate::{
+    action::show_result,
+    error::Failure,
+    form::Form,
+    layout::Page,
+    markup::{Look, Markup, badge},
+    query::{Pairs, segment},
+    session::{self, Notice},
+    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    texts::Texts,
+    viewer::Viewer,
+};
+
+const LIMIT: u64 = 50;
+/// How long after its due time a schedule that has not fired counts as late.
+const LATE_MS: i64 = 60_000;
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct ScheduleList {
+    pub schedules: Vec<Schedule>,
+    pub total: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Schedule {
+    pub id: String,
+    pub name: String,
+    pub cron_expression: Option<String>,
+    pub interval_ms: Option<u64>,
+    pub timezone: String,
+    #[serde(default)]
+    pub explanation: Option<String>,
+    pub job_name: String,
+    pub job_payload: Value,
+    pub queue: String,
+    pub misfire: String,
+    pub overlap: String,
+    pub is_active: bool,
+    pub next_run_at: Option<Timestamp>,
+    pub last_run_at: Option<Timestamp>,
+    pub run_count: u64,
+}
+
+impl Schedule {
+    /// Returns when it runs, as short as possible.
+    pub fn rule(&self) -> String {
+        match (&self.cron_expression, self.interval_ms) {
+            (Some(cron), _) => cron.clone(),
+            (None, Some(ms)) => format!("{} s", ms / 1_000),
+            (None, None) => String::new(),
+        }
+    }
+
+    pub fn is_late(&self, now: Timestamp) -> bool {
+        self.is_active && self.next_run_at.is_some_and(|at| now.ms_since(at) > LATE_MS)
+    }
+}
+
+pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    let query = Pairs::parse(query.as_deref());
+    let mut wanted = Pairs::default();
+    wanted.add("limit", &LIMIT.to_string());
+    for name in ["page", "q", "isActive"] {
+        if let Some(value) = query.get(name) {
+            wanted.add(name, value);
+        }
+    }
+    let list: ScheduleList = viewer.get(&wanted.link("/api/v1/schedules")).await?;
+    let t = viewer.texts();
+    let table = Table {
+        columns: vec![
+            text_column(t.name),
+            text_column(t.state),
+            text_column(t.rule),
+            extra_column(t.explanation),
+            number_column(t.next_run),
+            number_column(t.last_run),
+        ],
+        rows: list.schedules.iter().map(|schedule| row(&viewer, schedule)).collect(),
+        empty: teach(t.no_schedules, "faena schedules create nightly --cron '0 2 * * *' --timezone Europe/Madrid --job noop"),
+        select_label: None,
+    };
+    let mut page = ListPage::new(&viewer, t.schedules, table);
+    page.tools = Markup::of(&NewButton { link: format!("{}/schedules/new", viewer.base()), text: t.new_schedule });
+    page.pager = Some(pager(&viewer, "/schedules", &query, list.total, list.schedules.len(), LIMIT));
+    page.page("/schedules")
+}
+
+#[derive(Template)]
+#[template(ext = "html", source = r#"<a class="btn" href="{{ link }}">{{ text }}</a>"#)]
+struct NewButton {
+    link: String,
+    text: &'static str,
+}
+
+fn state(t: &Texts, schedule: &Schedule) -> Markup {
+    match (schedule.is_active, schedule.next_run_at) {
+        (true, Some(_)) => badge(Look::Queued, t.active),
+        (true, None) => badge(Look::Completed, t.finished),
+        (false, _) => badge(Look::Cancelled, t.disabled),
+    }
+}
+
+fn row(viewer: &Viewer, schedule: &Schedule) -> Row {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let time = |at: Option<Timestamp>| at.map_or_else(Markup::default, |at| formats.relative(at));
+    Row {
+        key: schedule.id.clone(),
+        cells: vec![
+            Cell::link(&format!("{}/schedules/{}", viewer.base(), schedule.id), &schedule.name),
+            Cell::markup(state(t, schedule)),
+            Cell::text(&schedule.rule()),
+            Cell::text(schedule.explanation.as_deref().unwrap_or_default()).extra(),
+            Cell::markup(time(schedule.next_run_at)).right(),
+            Cell::markup(time(schedule.last_run_at)).right(),
+        ],
+    }
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Preview {
+    next_runs: Vec<NextRun>,
+    explanation: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct NextRun {
+    at: Timestamp,
+    local: String,
+    #[serde(default)]
+    note: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Ticks {
+    ticks: Vec<Tick>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Tick {
+    #[serde(alias = "due")]
+    due_at: Timestamp,
+    #[serde(alias = "what")]
+    outcome: String,
+    #[serde(default)]
+    job_id: Option<String>,
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+/// A due time on the axis, with its place in percent.
+struct AxisMark {
+    x: f64,
+    label: String,
+}
+
+#[derive(Template)]
+#[template(path = "schedule.html")]
+struct SchedulePage<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    schedule: &'a Schedule,
+    state: Markup,
+    explanation: String,
+    axis: Vec<AxisMark>,
+    next_runs: Vec<(Markup, String, String)>,
+    ticks: String,
+    details: Vec<(&'static str, Markup)>,
+    payload: String,
+}
+
+pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
+    let path = format!("/api/v1/schedules/{}", segment(&id));
+    let schedule: Schedule = viewer.get(&path).await?;
+    let (preview_path, ticks_path) = (format!("{path}/preview?count=12"), format!("{path}/ticks?limit=30"));
+    let (preview, ticks) = tokio::join!(viewer.get::<Preview>(&preview_path), viewer.get::<Ticks>(&ticks_path));
+    let (preview, ticks) = (preview.unwrap_or_default(), ticks.unwrap_or_default());
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let run = |run: &NextRun| (formats.relative(run.at), run.local.clone(), run.note.clone().unwrap_or_default());
+    let time = |at: Option<Timestamp>| at.map_or_else(Markup::default, |at| formats.relative(at));
+    let page = SchedulePage {
+        t,
+        base: viewer.base(),
+        state: state(t, &schedule),
+        explanation: preview.explanation.clone().or_else(|| schedule.explanation.clone()).unwrap_or_default(),
+        axis: axis(&preview.next_runs),
+        next_runs: preview.next_runs.iter().map(run).collect(),
+        ticks: tick_table(&viewer, &ticks.ticks).render().map_err(Failure::internal)?,
+        details: vec![
+            (t.rule, escaped(&schedule.rule())),
+            (t.time_zone, escaped(&schedule.timezone)),
+            (t.job, escaped(&schedule.job_name)),
+            (t.queue, escaped(&schedule.queue)),
+            (t.next_run, time(schedule.next_run_at)),
+            (t.last_run, time(schedule.last_run_at)),
+            (t.runs, escaped(&formats.count(schedule.run_count))),
+            (t.misfire, escaped(&schedule.misfire)),
+            (t.overlap, escaped(&schedule.overlap)),
+        ],
+        payload: pretty(&schedule.job_payload),
+        schedule: &schedule,
+    };
+    Page::new(schedule.name.clone(), "/schedules", &page)
+}
+
+/// Places the next due times on one axis.
+fn axis(runs: &[NextRun]) -> Vec<AxisMark> {
+    let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Vec::new() };
+    let span = last.at.ms_since(first.at).max(1) as f64;
+    let place = |at: Timestamp| 8.0 + at.ms_since(first.at) as f64 / span * 684.0;
+    runs.iter().map(|run| AxisMark { x: place(run.at), label: run.local.clone() }).collect()
+}
+
+fn tick_table(viewer: &Viewer, ticks: &[Tick]) -> Table {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let row = |tick: &Tick| {
+        let job = match &tick.job_id {
+            Some(id) => Cell::link(&format!("{}/jobs/{id}", viewer.base()), crate::format::short_id(id)),
+            None => Cell::text(tick.reason.as_deref().unwrap_or_default()),
+        };
+        let state = badge(Look::of(&tick.outcome), &tick.outcome.replace('_', " "));
+        Row {
+            key: tick.due_at.to_string(),
+            cells: vec![Cell::markup(formats.moment(tick.due_at)), Cell::markup(state), job],
+        }
+    };
+    Table {
+        columns: vec![text_column(t.due), text_column(t.outcome), text_column(t.job)],
+        rows: ticks.iter().map(row).collect(),
+        empty: escaped(t.not_fired_yet),
+        select_label: None,
+    }
+}
+
+pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> Result<Response, Failure> {
+    let (t, id) = (viewer.texts(), segment(&id));
+    let path = format!("/api/v1/schedules/{id}");
+    let (result, done, page) = match action.as_str() {
+        "trigger" => (viewer.post(&format!("{path}/trigger")).await, t.schedule_was_triggered, format!("/schedules/{id}")),
+        "enable" => (viewer.post(&format!("{path}/enable")).await, t.schedule_was_enabled, format!("/schedules/{id}")),
+        "disable" => (viewer.post(&format!("{path}/disable")).await, t.schedule_was_disabled, format!("/schedules/{id}")),
+        "delete" => (viewer.delete(&path).await, t.schedule_was_deleted, "/schedules".to_owned()),
+        _ => return Err(Failure::not_found(t.no_such_action)),
+    };
+    show_result(&viewer, &page, result, done)
+}
+
+/// The fields of the editor.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub struct Fields {
+    name: String,
+    cron: String,
+    timezone: String,
+    job: String,
+    queue: String,
+    payload: String,
+}
+
+#[derive(Template)]
+#[template(path = "schedule_form.html")]
+struct ScheduleForm<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    fields: &'a Fields,
+    error: Option<String>,
+    explained: String,
+}
+
+async fn form(viewer: &Viewer, fields: &Fields, error: Option<String>) -> Result<Page, Failure> {
+    let explained = explanation(viewer, &fields.cron, &fields.timezone).await;
+    let t = viewer.texts();
+    let page = ScheduleForm { t, base: viewer.base(), fields, error, explained: explained.to_string() };
+    Page::new(t.new_schedule, "/schedules", &page)
+}
+
+pub async fn show_form(viewer: Viewer) -> Result<Page, Failure> {
+    let fields = Fields {
+        cron: "0 2 * * *".into(),
+        timezone: "UTC".into(),
+        queue: "default".into(),
+        payload: "{}".into(),
+        ..Fields::default()
+    };
+    form(&viewer, &fields, None).await
+}
+
+#[derive(Template)]
+#[template(path = "explanation.html")]
+struct Explained {
+    t: &'static Texts,
+    explanation: String,
+    runs: Vec<(String, String)>,
+    error: Option<String>,
+}
+
+/// Says in words when an expression is due, with the next times.
+async fn explanation(viewer: &Viewer, cron: &str, timezone: &str) -> Markup {
+    let body = json!({"name": "preview", "jobName": "noop", "cronExpression": cron, "timezone": timezone});
+    let t = viewer.texts();
+    let answer = viewer.post_json("/api/v1/schedules/validate", &body).await;
+    let parsed = answer.and_then(|value| serde_json::from_value::<Preview>(value).map_err(Failure::internal));
+    Markup::of(&match parsed {
+        Ok(preview) => Explained {
+            t,
+            explanation: preview.explanation.unwrap_or_default(),
+            runs: preview.next_runs.into_iter().take(5).map(|run| (run.local, run.note.unwrap_or_default())).collect(),
+            error: None,
+        },
+        Err(failure) => Explained { t, explanation: String::new(), runs: Vec::new(), error: Some(failure.message) },
+    })
+}
+
+/// Explains an expression while a person types it.
+pub async fn explain(viewer: Viewer, RawQuery(query): RawQuery) -> Html<String> {
+    let query = Pairs::parse(query.as_deref());
+    let (cron, timezone) = (query.get("cron").unwrap_or_default(), query.get("timezone").unwrap_or("UTC"));
+    Html(explanation(&viewer, cron, timezone).await.to_string())
+}
+
+pub async fn create(viewer: Viewer, Form(fields): Form<Fields>) -> Result<Response, Failure> {
+    let t = viewer.texts();
+    let payload = serde_json::from_str::<Value>(if fields.payload.trim().is_empty() { "{}" } else { &fields.payload });
+    let result = match payload {
+        Err(error) => Err(Failure::bad_request(format!("{}: {error}", t.payload))),
+        Ok(payload) => {
+            let mut body = Map::new();
+            for (name, value) in [
+                ("name", &fields.name),
+                ("cronExpression", &fields.cron),
+                ("timezone", &fields.timezone),
+                ("jobName", &fields.job),
+                ("queue", &fields.queue),
+            ] {
+                body.insert(name.into(), json!(value));
+            }
+            body.insert("jobPayload".into(), payload);
+            viewer.post_json("/api/v1/schedules", &Value::Object(body)).await
+        }
+    };
+    match result {
+        Ok(created) => {
+            let id = created["id"].as_str().unwrap_or_default();
+            let notice = Notice { is_error: false, text: t.schedule_was_created.to_owned() };
+            Ok(session::redirect(&viewer, &format!("/schedules/{id}"), Some(notice)))
+        }
+        Err(failure) if failure.needs_login() => Err(failure),
+        Err(failure) => {
+            let page = form(&viewer, &fields, Some(failure.message)).await?;
+            Ok(page.with_status(failure.status).into_response())
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Tasks, and those of them that wait for a decision.
+
+use axum::extract::RawQuery;
+use faena_domain::Timestamp;
+use serde::Deserialize;
+
+use super::{ListPage, pager, teach};
+use crate::{
+    error::Failure,
+    layout::Page,
+    markup::{Look, Markup, badge},
+    query::Pairs,
+    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    viewer::Viewer,
+};
+
+const LIMIT: u64 = 50;
+
+#[derive(Deserialize)]
+struct TaskList {
+    tasks: Vec<Task>,
+    total: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Task {
+    id: String,
+    machine: String,
+    version: u64,
+    title: Option<String>,
+    status: String,
+    state: String,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    #[serde(default)]
+    due_at: Option<Timestamp>,
+}
+
+pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    let title = viewer.texts().tasks;
+    show_list(viewer, Pairs::parse(query.as_deref()), title, "/tasks").await
+}
+
+/// Lists the tasks that wait for a decision.
+pub async fn approvals(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    let title = viewer.texts().approvals;
+    show_list(viewer, Pairs::parse(query.as_deref()).with("approval", "true"), title, "/approvals").await
+}
+
+async fn show_list(viewer: Viewer, query: Pairs, title: &str, section: &'static str) -> Result<Page, Failure> {
+    let mut wanted = Pairs::default();
+    for name in ["machine", "state", "status", "tag", "correlationId", "approval", "page"] {
+        if let Some(value) = query.get(name) {
+            wanted.add(name, value);
+        }
+    }
+    wanted.add("limit", &LIMIT.to_string());
+    let list: TaskList = viewer.get(&wanted.link("/api/v1/tasks")).await?;
+    let mut page = ListPage::new(&viewer, title, table(&viewer, &list.tasks, section == "/approvals"));
+    page.pager = Some(pager(&viewer, section, &query.without("approval"), list.total, list.tasks.len(), LIMIT));
+    page.page(section)
+}
+
+/// Returns the state of a task: its own name in the look of its status.
+pub fn state(status: &str, state: &str, waits_for_approval: bool) -> Markup {
+    let look = if waits_for_approval { Look::Waiting } else { Look::of(status) };
+    badge(look, state.rsplit('.').next().unwrap_or(state))
+}
+
+fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let row = |task: &Task| Row {
+        key: task.id.clone(),
+        cells: vec![
+            Cell::link(
+                &format!("{}/tasks/{}", viewer.base(), task.id),
+                task.title.as_deref().unwrap_or_else(|| crate::format::short_id(&task.id)),
+            ),
+            Cell::markup(state(&task.status, &task.state, is_approvals)),
+            Cell::text(&format!("{} v{}", task.machine, task.version)).extra(),
+            Cell::markup(task.due_at.map_or_else(Markup::default, |at| formats.relative(at))).extra(),
+            Cell::markup(formats.relative(task.updated_at)).right(),
+            Cell::markup(formats.age(task.created_at)).right(),
+        ],
+    };
+    let command = "faena tasks create order-saga --data '{\"order\": 7}'";
+    Table {
+        columns: vec![
+            text_column(t.task),
+            text_column(t.state),
+            extra_column(t.machine),
+            extra_column(t.next_timer),
+            number_column(t.changed),
+            number_column(t.age),
+        ],
+        rows: tasks.iter().map(row).collect(),
+        empty: if is_approvals { escaped(t.no_approvals) } else { teach(t.no_tasks, command) },
+        select_label: None,
+    }
+}

@@ -1,0 +1,107 @@
+//! Everything that carries one correlation id, on one time axis.
+
+use askama::Template;
+use axum::extract::RawQuery;
+use faena_domain::Timestamp;
+use serde::Deserialize;
+
+use crate::{
+    error::Failure,
+    format::{Formats, short_id},
+    layout::Page,
+    markup::Markup,
+    query::{Pairs, segment},
+    table::{anchor, escaped},
+    texts::Texts,
+    viewer::Viewer,
+};
+
+/// Entries that are shown.
+const MAX_ENTRIES: usize = 500;
+
+#[derive(Deserialize)]
+struct Trace {
+    #[serde(default)]
+    timeline: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Entry {
+    at: Timestamp,
+    kind: String,
+    what: String,
+    #[serde(default)]
+    details: String,
+    #[serde(default)]
+    job_id: Option<String>,
+    #[serde(default)]
+    task_id: Option<String>,
+    #[serde(default)]
+    actor: Option<String>,
+}
+
+struct Line {
+    at: Markup,
+    /// Place on the axis, of 100.
+    x: f64,
+    kind: String,
+    what: String,
+    subject: Markup,
+    details: String,
+}
+
+#[derive(Template)]
+#[template(path = "trace.html")]
+struct TracePage<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    id: &'a str,
+    lines: Vec<Line>,
+    span: String,
+    is_cut: bool,
+}
+
+pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    let query = Pairs::parse(query.as_deref());
+    let id = query.get("id").unwrap_or_default();
+    let mut entries = match id {
+        "" => Vec::new(),
+        id => match viewer.get::<Trace>(&format!("/api/v1/trace/{}", segment(id))).await {
+            Ok(trace) => trace.timeline,
+            Err(failure) if failure.status == axum::http::StatusCode::NOT_FOUND => Vec::new(),
+            Err(failure) => return Err(failure),
+        },
+    };
+    let is_cut = entries.len() > MAX_ENTRIES;
+    entries.truncate(MAX_ENTRIES);
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let (lines, span) = lines(&viewer, formats, &entries);
+    let page = TracePage { t, base: viewer.base(), id, lines, span, is_cut };
+    Page::new(t.trace, "/trace", &page)
+}
+
+fn lines(viewer: &Viewer, formats: Formats, entries: &[Entry]) -> (Vec<Line>, String) {
+    let (Some(from), Some(until)) = (entries.iter().map(|e| e.at).min(), entries.iter().map(|e| e.at).max()) else {
+        return (Vec::new(), String::new());
+    };
+    let span = until.ms_since(from);
+    let line = |entry: &Entry| Line {
+        at: formats.clock(entry.at),
+        x: 3.0 + entry.at.ms_since(from) as f64 / span.max(1) as f64 * 94.0,
+        kind: entry.kind.clone(),
+        what: entry.what.clone(),
+        subject: subject(viewer, entry),
+        details: entry.details.clone(),
+    };
+    (entries.iter().map(line).collect(), formats.duration(span))
+}
+
+fn subject(viewer: &Viewer, entry: &Entry) -> Markup {
+    match (&entry.job_id, &entry.task_id, &entry.actor) {
+        (Some(job), _, _) => anchor(&format!("{}/jobs/{job}", viewer.base()), short_id(job)),
+        (None, Some(task), _) => anchor(&format!("{}/tasks/{task}", viewer.base()), short_id(task)),
+        (None, None, Some(actor)) => escaped(actor),
+        _ => Markup::default(),
+    }
+}

@@ -1,0 +1,192 @@
+//! Workers: state, slots, what they can run, and draining them.
+
+use askama::Template;
+use axum::{
+    extract::{Path, RawQuery},
+    response::Response,
+};
+use faena_domain::Timestamp;
+use serde::Deserialize;
+
+use super::{
+    ListPage,
+    jobs::{self, JobList},
+    pager, teach,
+};
+use crate::{
+    action::show_result,
+    error::Failure,
+    layout::Page,
+    markup::{Look, Markup, badge},
+    query::{Pairs, segment},
+    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    texts::Texts,
+    viewer::Viewer,
+};
+
+const LIMIT: u64 = 50;
+
+#[derive(Deserialize)]
+struct WorkerList {
+    workers: Vec<Worker>,
+    total: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Worker {
+    id: String,
+    name: String,
+    kind: String,
+    state: String,
+    reason: Option<String>,
+    capabilities: Vec<String>,
+    queues: Vec<String>,
+    concurrency: u64,
+    #[serde(default)]
+    in_flight: Option<serde_json::Value>,
+    registered_at: Timestamp,
+    last_seen_at: Option<Timestamp>,
+    completed: u64,
+    failed: u64,
+    breaker: Option<String>,
+    #[serde(default)]
+    history: Vec<Change>,
+}
+
+#[derive(Deserialize)]
+struct Change {
+    at: Timestamp,
+    state: String,
+    #[serde(default)]
+    reason: Option<String>,
+}
+
+impl Worker {
+    fn is_live(&self) -> bool {
+        !matches!(self.state.as_str(), "Terminated" | "Terminating")
+    }
+
+    /// Returns how many jobs it runs, as far as the API says.
+    fn running(&self) -> Option<usize> {
+        match &self.in_flight {
+            Some(serde_json::Value::Array(jobs)) => Some(jobs.len()),
+            Some(serde_json::Value::Number(number)) => number.as_u64().map(|number| number as usize),
+            _ => None,
+        }
+    }
+}
+
+pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    let query = Pairs::parse(query.as_deref());
+    let mut wanted = Pairs::default();
+    for name in ["state", "page"] {
+        if let Some(value) = query.get(name) {
+            wanted.add(name, value);
+        }
+    }
+    wanted.add("limit", &LIMIT.to_string());
+    let list: WorkerList = viewer.get(&wanted.link("/api/v1/workers")).await?;
+    let t = viewer.texts();
+    let table = Table {
+        columns: vec![
+            text_column(t.worker),
+            text_column(t.state),
+            number_column(t.slots_title),
+            extra_column(t.can_run),
+            extra_column(t.breaker),
+            number_column(t.completed),
+            number_column(t.failed),
+            number_column(t.last_seen),
+        ],
+        rows: list.workers.iter().map(|worker| row(&viewer, worker)).collect(),
+        empty: teach(t.no_workers, "faena worker --type shout -- tr a-z A-Z"),
+        select_label: None,
+    };
+    let mut page = ListPage::new(&viewer, t.workers, table);
+    page.pager = Some(pager(&viewer, "/workers", &query, list.total, list.workers.len(), LIMIT));
+    page.page("/workers")
+}
+
+fn row(viewer: &Viewer, worker: &Worker) -> Row {
+    let formats = viewer.formats();
+    let seen = worker.last_seen_at.filter(|_| worker.is_live());
+    let slots = match worker.running() {
+        Some(running) => format!("{running} / {}", worker.concurrency),
+        None => worker.concurrency.to_string(),
+    };
+    Row {
+        key: worker.id.clone(),
+        cells: vec![
+            Cell::link(&format!("{}/workers/{}", viewer.base(), worker.id), &worker.name),
+            Cell::markup(badge(Look::of(&worker.state), &worker.state)),
+            Cell::number(&slots),
+            Cell::text(&worker.capabilities.join(", ")).extra(),
+            Cell::text(worker.breaker.as_deref().unwrap_or_default()).extra(),
+            Cell::number(&formats.count(worker.completed)),
+            Cell::number(&formats.count(worker.failed)),
+            Cell::markup(seen.map_or_else(Markup::default, |at| formats.relative(at))).right(),
+        ],
+    }
+}
+
+#[derive(Template)]
+#[template(path = "worker.html")]
+struct WorkerPage<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    worker: &'a Worker,
+    badge: Markup,
+    jobs: String,
+    details: Vec<(&'static str, Markup)>,
+    history: Vec<(Markup, Markup, String)>,
+    is_live: bool,
+    is_draining: bool,
+}
+
+pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
+    let id = segment(&id);
+    let worker: Worker = viewer.get(&format!("/api/v1/workers/{id}")).await?;
+    let jobs_path = format!("/api/v1/jobs?workerId={id}&limit=30");
+    let jobs: Result<JobList, Failure> = viewer.get(&jobs_path).await;
+    let jobs = jobs.map(|list| list.jobs).unwrap_or_default();
+    let mut table = jobs::table(&viewer, &jobs, true);
+    table.select_label = None;
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let change = |change: &Change| {
+        let state = badge(Look::of(&change.state), &change.state);
+        (formats.moment(change.at), state, change.reason.clone().unwrap_or_default())
+    };
+    let page = WorkerPage {
+        t,
+        base: viewer.base(),
+        badge: badge(Look::of(&worker.state), &worker.state),
+        jobs: table.render().map_err(Failure::internal)?,
+        details: vec![
+            (t.id, escaped(&worker.id)),
+            (t.kind_of_worker, escaped(&worker.kind)),
+            (t.slots_title, escaped(&worker.concurrency.to_string())),
+            (t.can_run, escaped(&worker.capabilities.join(", "))),
+            (t.queues, escaped(&worker.queues.join(", "))),
+            (t.breaker, escaped(worker.breaker.as_deref().unwrap_or("–"))),
+            (t.registered, formats.relative(worker.registered_at)),
+            (t.reason, escaped(worker.reason.as_deref().unwrap_or("–"))),
+        ],
+        history: worker.history.iter().rev().take(50).map(change).collect(),
+        is_live: worker.is_live(),
+        is_draining: worker.state == "Draining",
+        worker: &worker,
+    };
+    Page::new(worker.name.clone(), "/workers", &page)
+}
+
+pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> Result<Response, Failure> {
+    let (t, id) = (viewer.texts(), segment(&id));
+    let path = format!("/api/v1/workers/{id}/drain");
+    let (result, done) = match action.as_str() {
+        "drain" => (viewer.post(&path).await, t.worker_drains),
+        "resume" => (viewer.delete(&path).await, t.worker_resumed),
+        _ => return Err(Failure::not_found(t.no_such_action)),
+    };
+    show_result(&viewer, &format!("/workers/{id}"), result, done)
+}

@@ -1,0 +1,468 @@
+//! Every text of the pages, in English and Spanish. A text without a translation does not compile.
+
+/// A language of the pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Language {
+    English,
+    Spanish,
+}
+
+impl Language {
+    pub fn from_code(code: &str) -> Option<Language> {
+        match code {
+            "en" => Some(Language::English),
+            "es" => Some(Language::Spanish),
+            _ => None,
+        }
+    }
+
+    pub fn code(self) -> &'static str {
+        match self {
+            Language::English => "en",
+            Language::Spanish => "es",
+        }
+    }
+
+    pub fn texts(self) -> &'static Texts {
+        match self {
+            Language::English => &ENGLISH,
+            Language::Spanish => &SPANISH,
+        }
+    }
+}
+
+macro_rules! texts {
+    ($($name:ident: $english:literal, $spanish:literal;)*) => {
+        /// The texts of one language.
+        pub struct Texts {
+            language: Language,
+            $(pub $name: &'static str,)*
+        }
+
+        static ENGLISH: Texts = Texts { language: Language::English, $($name: $english,)* };
+        static SPANISH: Texts = Texts { language: Language::Spanish, $($name: $spanish,)* };
+
+        #[cfg(test)]
+        const NAMES: &[(&str, &str, &str)] = &[$((stringify!($name), $english, $spanish),)*];
+    };
+}
+
+texts! {
+    // Frame
+    pages: "Pages", "Páginas";
+    skip_to_content: "Skip to the content", "Ir al contenido";
+    something_is_wrong: "Something is wrong", "Algo no va bien";
+    live: "live", "en directo";
+    not_live: "not live", "sin conexión en directo";
+    theme_auto: "System", "Sistema";
+    theme_light: "Light", "Claro";
+    theme_dark: "Dark", "Oscuro";
+    log_in: "Log in", "Iniciar sesión";
+    log_in_help: "Enter an API key with the scope read. Create one with: faena keys create NAME --scopes admin", "Introduce una clave de API con el permiso read. Para crear una: faena keys create NOMBRE --scopes admin";
+    log_out: "Log out", "Cerrar sesión";
+    api_key: "API key", "Clave de API";
+    key_not_valid: "this API key is not valid", "esta clave de API no es válida";
+    previous: "Previous", "Anterior";
+    next: "Next", "Siguiente";
+    of: "of", "de";
+    all: "all", "las";
+    details: "Details", "Detalles";
+    go_back: "Go back", "Volver";
+    save: "Save", "Guardar";
+    saved: "saved", "guardado";
+    select: "Select", "Seleccionar";
+    copy: "Copy", "Copiar";
+    copied: "Copied", "Copiado";
+    no_such_action: "there is no such action", "no existe esa acción";
+    must_be_a_number: "must be a whole number", "debe ser un número entero";
+
+    // Navigation
+    overview: "Overview", "Resumen";
+    jobs: "Jobs", "Trabajos";
+    queues: "Queues", "Colas";
+    schedules: "Schedules", "Programaciones";
+    dead_letters: "Dead letters", "Trabajos fallidos";
+    tasks: "Tasks", "Tareas";
+    approvals: "Approvals", "Aprobaciones";
+    machines: "Machines", "Máquinas";
+    workers: "Workers", "Workers";
+    limits: "Limits", "Límites";
+    events: "Events", "Eventos";
+    webhooks: "Webhooks", "Webhooks";
+    trace: "Trace", "Traza";
+    audit: "Audit log", "Auditoría";
+    keys: "API keys", "Claves de API";
+    about: "About", "Acerca de";
+
+    // Overview
+    search_jobs: "Search jobs, tags, ids", "Buscar trabajos, etiquetas, ids";
+    needs_a_person: "Needs a person", "Requiere atención";
+    nothing_needs_you: "Nothing needs you right now.", "Ahora mismo no hay nada que requiera tu atención.";
+    oldest: "oldest", "más antiguo:";
+    oldest_title: "Oldest", "Más antiguo";
+    events_waiting: "events waiting", "eventos en espera";
+    sink_down: "Sink is down:", "Destino caído:";
+    breaker_open: "Circuit open for worker", "Circuito abierto del worker";
+    schedule_late: "Schedule is late:", "Programación con retraso:";
+    loop_not_healthy: "Loop is not healthy:", "Bucle con problemas:";
+    queue_paused: "Queue is paused:", "Cola en pausa:";
+    waiting_jobs: "jobs waiting", "trabajos en espera";
+    waiting: "Waiting", "En espera";
+    nothing_queued: "nothing queued", "nada en cola";
+    running: "Running", "En ejecución";
+    slots: "slots", "huecos";
+    finished_per_minute: "Finished per minute", "Terminados por minuto";
+    completed_recently: "completed this hour and the last", "completados en esta hora y la anterior";
+    failed_recently: "Failed, this hour and the last", "Fallidos, esta hora y la anterior";
+    failed_runs: "failed runs", "ejecuciones fallidas";
+    wait_p95: "Wait, p95", "Espera, p95";
+    run_time: "run", "ejecución:";
+    finished_per_hour: "Finished per hour", "Terminados por hora";
+    last_hours: "last 30 hours, UTC", "últimas 30 horas, UTC";
+    next_schedules: "Next schedules", "Próximas programaciones";
+    system: "System", "Sistema";
+    health: "Health", "Estado";
+    database: "Database", "Base de datos";
+    loops: "Loops", "Bucles";
+    version: "Version", "Versión";
+
+    // Jobs
+    new_job: "New job", "Nuevo trabajo";
+    edit_job: "Edit job", "Editar trabajo";
+    submit_job: "Submit job", "Enviar trabajo";
+    job: "Job", "Trabajo";
+    kind: "Type", "Tipo";
+    state: "State", "Estado";
+    queue: "Queue", "Cola";
+    attempt: "Attempt", "Intento";
+    attempts: "Attempts", "Intentos";
+    attempt_word: "attempt", "intento";
+    error: "Error", "Error";
+    error_or_progress: "Error or progress", "Error o progreso";
+    age: "Age", "Antigüedad";
+    ready_to_run: "ready to run", "listo para ejecutarse";
+    or_text: "or text", "o texto";
+    filter_by_state: "Filter by state", "Filtrar por estado";
+    understood: "Filter:", "Filtro:";
+    clear: "Clear", "Quitar";
+    no_job_matches: "No job matches.", "Ningún trabajo coincide.";
+    no_jobs: "There are no jobs yet. Submit the first one:", "Todavía no hay trabajos. Envía el primero:";
+    retry_selected: "Retry selected", "Reintentar seleccionados";
+    cancel_selected: "Cancel selected", "Cancelar seleccionados";
+    retry_verb: "Retry", "Reintentar";
+    cancel_verb: "Cancel", "Cancelar";
+    delete_verb: "Delete", "Eliminar";
+    filter_for_bulk: "Filter the list to act on all matching jobs.", "Filtra la lista para actuar sobre todos los trabajos que coincidan.";
+    were_changed: "changed", "modificados";
+    examples: "Examples", "Ejemplos";
+    count_is_a_lower_bound: "There are at least this many.", "Hay al menos esta cantidad.";
+    keyboard: "Keyboard", "Teclado";
+    key_search: "search", "buscar";
+    key_move: "move down and up", "bajar y subir";
+    key_select: "select", "seleccionar";
+    key_retry: "retry", "reintentar";
+    key_open: "open", "abrir";
+    in_queue: "queue", "cola";
+    priority: "priority", "prioridad";
+    priority_title: "Priority", "Prioridad";
+    next_attempt_in: "next attempt in", "próximo intento dentro de";
+    next_attempt: "Next attempt", "Próximo intento";
+    why: "Why is it not finished?", "¿Por qué no ha terminado?";
+    timeline: "Timeline", "Cronología";
+    now: "now", "ahora";
+    steps: "Steps", "Pasos";
+    steps_help: "kept across attempts", "se conservan entre intentos";
+    step_done: "Done", "Hecho";
+    errors_of_runs: "Errors of earlier runs", "Errores de ejecuciones anteriores";
+    log: "Log", "Registro";
+    oldest_first: "oldest first", "primero los más antiguos";
+    newest_first: "newest first", "primero los más recientes";
+    payload: "Payload", "Datos";
+    result: "Result", "Resultado";
+    as_curl: "Submit again with curl", "Enviar de nuevo con curl";
+    retry_now: "Retry now", "Reintentar ahora";
+    edit: "Edit", "Editar";
+    run_again: "Run again with changes", "Repetir con cambios";
+    cancel_job_question: "Cancel", "¿Cancelar";
+    delete_job_question: "Delete", "¿Eliminar";
+    job_was_cancelled: "The job was cancelled.", "El trabajo se ha cancelado.";
+    job_was_retried: "The job was retried.", "El trabajo se ha reintentado.";
+    job_was_deleted: "The job was deleted.", "El trabajo se ha eliminado.";
+    job_was_submitted: "The job was submitted.", "El trabajo se ha enviado.";
+    id: "Id", "Id";
+    submitted: "Submitted", "Enviado";
+    correlation: "Correlation", "Correlación";
+    correlation_id: "Correlation id", "Id de correlación";
+    scheduled_for: "Scheduled for", "Programado para";
+    expires: "Expires", "Caduca";
+    finished: "Finished", "Terminado";
+    run: "Run", "Ejecución";
+    worker: "Worker", "Worker";
+    schedule: "Schedule", "Programación";
+    time_limit: "Time limit", "Tiempo máximo";
+    concurrency_key: "Concurrency key", "Clave de concurrencia";
+    unique_key: "Unique key", "Clave única";
+    webhook: "Webhook", "Webhook";
+    depends_on: "Depends on", "Depende de";
+    tag: "Tag", "Etiqueta";
+    tags_help: "Tags, separated by commas", "Etiquetas, separadas por comas";
+    name_or_type: "Name (type) of the job", "Nombre (tipo) del trabajo";
+
+    // Queues and limits
+    by_priority: "By priority", "Por prioridad";
+    per_minute: "Per min", "Por min";
+    settings: "Settings", "Ajustes";
+    no_queues: "There are no queues yet. A queue exists once a job names it:", "Todavía no hay colas. Una cola existe cuando un trabajo la nombra:";
+    paused: "paused", "en pausa";
+    at_its_limit: "at its limit,", "al límite,";
+    limit: "limit", "límite";
+    strict: "strict", "estricta";
+    strict_help: "strict order of priority", "orden estricto de prioridad";
+    fair: "fair by key", "equitativa por clave";
+    change_queues: "Change queues", "Modificar colas";
+    pause: "Pause", "Pausar";
+    resume: "Resume", "Reanudar";
+    concurrency: "Concurrency", "Concurrencia";
+    unlimited: "unlimited", "sin límite";
+    scheduled_jobs: "Scheduled", "Programados";
+    retrying: "retrying", "en reintento";
+    queue_was_paused: "paused", "en pausa";
+    queue_was_resumed: "resumed", "reanudada";
+    scope: "Scope", "Ámbito";
+    name: "Name", "Nombre";
+    in_use: "In use", "En uso";
+    rate: "Rate", "Ritmo";
+    source: "Source", "Origen";
+    reached: "Reached", "Alcanzado";
+    no_limits: "There are no limits.", "No hay límites.";
+    set_limit: "Set a limit", "Fijar un límite";
+
+    // Schedules
+    rule: "Rule", "Regla";
+    explanation: "In words", "En palabras";
+    next_run: "Next run", "Próxima vez";
+    last_run: "Last run", "Última vez";
+    runs: "Runs", "Veces";
+    new_schedule: "New schedule", "Nueva programación";
+    create_schedule: "Create schedule", "Crear programación";
+    cron_expression: "Cron expression", "Expresión cron";
+    time_zone: "Time zone", "Zona horaria";
+    active: "Active", "Activa";
+    disabled: "Disabled", "Desactivada";
+    no_schedules: "There are no schedules yet.", "Todavía no hay programaciones.";
+    next_runs: "Next runs", "Próximas ejecuciones";
+    no_next_runs: "It does not run again.", "No se ejecutará más.";
+    tick_history: "What happened at each due time", "Qué pasó en cada momento previsto";
+    due: "Due", "Prevista";
+    outcome: "Outcome", "Resultado";
+    not_fired_yet: "It has not fired yet.", "Todavía no se ha disparado.";
+    misfire: "After an outage", "Tras una interrupción";
+    overlap: "While running", "Si aún se ejecuta";
+    trigger: "Run now", "Ejecutar ahora";
+    enable: "Enable", "Activar";
+    disable: "Disable", "Desactivar";
+    delete_schedule_question: "Delete", "¿Eliminar";
+    schedule_was_triggered: "A job was created.", "Se ha creado un trabajo.";
+    schedule_was_enabled: "The schedule was enabled.", "La programación se ha activado.";
+    schedule_was_disabled: "The schedule was disabled.", "La programación se ha desactivado.";
+    schedule_was_deleted: "The schedule was deleted.", "La programación se ha eliminado.";
+    schedule_was_created: "The schedule was created.", "La programación se ha creado.";
+
+    // Dead letters
+    by_type_and_error: "By type and error", "Por tipo y error";
+    newest_sample: "of the newest 100", "de los 100 más recientes";
+    count: "Count", "Cantidad";
+    newest: "Newest", "Más reciente";
+    actions: "Actions", "Acciones";
+    failed_at: "Failed", "Falló";
+    no_dead_letters: "No dead letters: every job that failed was retried successfully, resolved or deleted.", "No hay trabajos fallidos: todos se reintentaron con éxito, se resolvieron o se eliminaron.";
+
+    // Tasks
+    task: "Task", "Tarea";
+    machine: "Machine", "Máquina";
+    next_timer: "Next timer", "Próximo plazo";
+    changed: "Changed", "Cambió";
+    no_approvals: "Nothing waits for a decision.", "Nada espera una decisión.";
+    no_tasks: "There are no tasks yet. Create one from a machine:", "Todavía no hay tareas. Crea una a partir de una máquina:";
+    created_by: "created by", "creada por";
+    created: "Created", "Creada";
+    counters: "Counters", "Contadores";
+    waits_for: "Waits for", "Espera";
+    history: "History", "Historial";
+    data: "Data", "Datos";
+    machine_help: "the current state is highlighted", "el estado actual está resaltado";
+    decide: "Decide", "Decidir";
+    of_group: "of group", "del grupo";
+    comment: "Comment", "Comentario";
+    approve: "Approve", "Aprobar";
+    reject: "Reject", "Rechazar";
+    cancel_task_question: "Cancel", "¿Cancelar";
+    task_was_approved: "Your approval was recorded.", "Tu aprobación ha quedado registrada.";
+    task_was_rejected: "Your rejection was recorded.", "Tu rechazo ha quedado registrado.";
+    task_was_cancelled: "The task was cancelled.", "La tarea se ha cancelado.";
+    task_was_paused: "The task was paused.", "La tarea está en pausa.";
+    task_was_resumed: "The task was resumed.", "La tarea se ha reanudado.";
+    registered_by: "Registered by", "Registrada por";
+    registered: "Registered", "Registro";
+    no_machines: "There are no machines yet. Register one:", "Todavía no hay máquinas. Registra una:";
+    definition: "Definition", "Definición";
+
+    // Workers
+    slots_title: "Slots", "Huecos";
+    can_run: "Can run", "Puede ejecutar";
+    breaker: "Circuit", "Circuito";
+    completed: "completed", "completados";
+    failed: "failed", "fallidos";
+    last_seen: "Last seen", "Última señal";
+    no_workers: "There are no workers yet. Start one:", "Todavía no hay workers. Arranca uno:";
+    kind_of_worker: "Kind", "Clase";
+    reason: "Reason", "Motivo";
+    drain: "Drain", "Vaciar";
+    cancel_drain: "Cancel drain", "Cancelar vaciado";
+    worker_drains: "The worker gets no more jobs.", "El worker no recibirá más trabajos.";
+    worker_resumed: "The worker gets jobs again.", "El worker vuelve a recibir trabajos.";
+
+    // Events and webhooks
+    sink: "Sink", "Destino";
+    sinks: "Sinks", "Destinos";
+    sources_and_inboxes: "Sources and inboxes", "Fuentes y buzones";
+    source_kind: "source", "fuente";
+    inbox_kind: "inbox", "buzón";
+    up: "Up", "Activo";
+    down: "Down", "Caído";
+    sent: "Sent", "Enviados";
+    rejected_events: "Rejected events", "Eventos rechazados";
+    no_rejected_events: "No sink has rejected an event.", "Ningún destino ha rechazado eventos.";
+    no_sinks: "There are no sinks. Add one to faena.toml with [[sink]].", "No hay destinos. Añade uno a faena.toml con [[sink]].";
+    no_inputs: "There are no sources or inboxes.", "No hay fuentes ni buzones.";
+    replay: "Replay", "Reenviar";
+    resolve: "Resolve", "Resolver";
+    event_was_replayed: "The event is sent again.", "El evento se vuelve a enviar.";
+    event_was_resolved: "The event was resolved.", "El evento se ha resuelto.";
+    receiver: "Receiver", "Receptor";
+    no_webhooks: "No webhooks. A job with a webhookUrl is announced there when it finishes.", "No hay webhooks. Cuando termina un trabajo con webhookUrl, se avisa a esa dirección.";
+    not_sent_yet: "It has not been sent yet.", "Todavía no se ha enviado.";
+    no_answer: "no answer", "sin respuesta";
+    time: "Time", "Momento";
+    answer: "Answer", "Respuesta";
+    duration: "Duration", "Duración";
+    body: "Body", "Cuerpo";
+    redeliver: "Redeliver", "Reenviar";
+    webhook_is_redelivered: "The webhook is delivered again.", "El webhook se vuelve a entregar.";
+
+    // Trace, audit, keys, about
+    trace_help: "Enter a correlation id to see everything that carries it: jobs, tasks, webhooks, events.", "Introduce un id de correlación para ver todo lo que lo lleva: trabajos, tareas, webhooks, eventos.";
+    nothing_carries_this_id: "Nothing carries this id, or it has expired.", "Nada lleva este id, o ya ha caducado.";
+    trace_is_cut: "Only the first 500 entries are shown.", "Solo se muestran las primeras 500 entradas.";
+    actor: "Actor", "Autor";
+    action: "Action", "Acción";
+    target: "Target", "Objeto";
+    no_audit: "Nothing has been changed yet.", "Todavía no se ha modificado nada.";
+    scopes: "Scopes", "Permisos";
+    last_used: "Last used", "Último uso";
+    revoked: "Revoked", "Revocada";
+    expired: "Expired", "Caducada";
+    no_keys: "There are no API keys: every program on this machine may call. Create the first:", "No hay claves de API: cualquier programa de esta máquina puede acceder. Crea la primera:";
+    new_key: "New key", "Clave nueva";
+    shown_once: "Copy it now: it is not shown again.", "Cópiala ahora: no se volverá a mostrar.";
+    create_key: "Create key", "Crear clave";
+    change_keys: "Change keys", "Modificar claves";
+    only_queues: "Only these queues, separated by commas", "Solo estas colas, separadas por comas";
+    rotate: "Rotate", "Rotar";
+    revoke: "Revoke", "Revocar";
+    revoke_question: "Revoke", "¿Revocar";
+    key_was_revoked: "The key was revoked.", "La clave se ha revocado.";
+    loop_title: "Loop", "Bucle";
+    handled: "Handled", "Procesados";
+    last_beat: "Last beat", "Última señal";
+    no_loops: "This server runs no loops.", "Este servidor no ejecuta bucles.";
+    api_reference: "API reference", "Referencia de la API";
+    checks: "Checks", "Comprobaciones";
+    configuration: "Configuration", "Configuración";
+}
+
+impl Texts {
+    /// Returns the word for a state of a job.
+    pub fn job_state<'a>(&self, state: &'a str) -> &'a str {
+        match (self.language, state) {
+            (Language::English, "PENDING") => "Pending",
+            (Language::English, "QUEUED") => "Queued",
+            (Language::English, "SCHEDULED") => "Starting",
+            (Language::English, "ASSIGNED") => "Assigned",
+            (Language::English, "PROCESSING") => "Running",
+            (Language::English, "RETRYING") => "Retrying",
+            (Language::English, "COMPLETED") => "Completed",
+            (Language::English, "FAILED") => "Failed",
+            (Language::English, "CANCELLED") => "Cancelled",
+            (Language::Spanish, "PENDING") => "Pendiente",
+            (Language::Spanish, "QUEUED") => "En cola",
+            (Language::Spanish, "SCHEDULED") => "Arrancando",
+            (Language::Spanish, "ASSIGNED") => "Asignado",
+            (Language::Spanish, "PROCESSING") => "En ejecución",
+            (Language::Spanish, "RETRYING") => "En reintento",
+            (Language::Spanish, "COMPLETED") => "Completado",
+            (Language::Spanish, "FAILED") => "Fallido",
+            (Language::Spanish, "CANCELLED") => "Cancelado",
+            (_, other) => other,
+        }
+    }
+
+    pub fn health_word<'a>(&self, status: &'a str) -> &'a str {
+        match (self.language, status) {
+            (Language::Spanish, "healthy") => "correcto",
+            (Language::Spanish, "degraded") => "degradado",
+            (Language::Spanish, "unhealthy") => "con problemas",
+            (_, other) => other,
+        }
+    }
+
+    pub fn jobs_count(&self, count: String, number: u64) -> String {
+        match (self.language, number) {
+            (Language::English, 1) => "1 job".to_owned(),
+            (Language::English, _) => format!("{count} jobs"),
+            (Language::Spanish, 1) => "1 trabajo".to_owned(),
+            (Language::Spanish, _) => format!("{count} trabajos"),
+        }
+    }
+
+    pub fn dead_letters_count(&self, count: String, number: u64) -> String {
+        match (self.language, number) {
+            (Language::English, 1) => "1 dead letter".to_owned(),
+            (Language::English, _) => format!("{count} dead letters"),
+            (Language::Spanish, 1) => "1 trabajo fallido".to_owned(),
+            (Language::Spanish, _) => format!("{count} trabajos fallidos"),
+        }
+    }
+
+    pub fn approvals_count(&self, count: String, number: u64) -> String {
+        match (self.language, number) {
+            (Language::English, 1) => "1 approval waiting".to_owned(),
+            (Language::English, _) => format!("{count} approvals waiting"),
+            (Language::Spanish, 1) => "1 aprobación pendiente".to_owned(),
+            (Language::Spanish, _) => format!("{count} aprobaciones pendientes"),
+        }
+    }
+
+    pub fn decisions_needed(&self, number: u64) -> String {
+        match (self.language, number) {
+            (Language::English, 1) => "1 decision needed".to_owned(),
+            (Language::English, _) => format!("{number} decisions needed"),
+            (Language::Spanish, 1) => "falta 1 decisión".to_owned(),
+            (Language::Spanish, _) => format!("faltan {number} decisiones"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_is_empty_and_every_sentence_ends_alike_in_both_languages() {
+        for (name, english, spanish) in NAMES {
+            assert!(!english.is_empty() && !spanish.is_empty(), "{name}");
+            let is_sentence = |text: &str| text.ends_with('.');
+            assert_eq!(is_sentence(english), is_sentence(spanish), "{name}: {english} / {spanish}");
+        }
+    }
+}
