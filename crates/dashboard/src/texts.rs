@@ -80,7 +80,7 @@ texts! {
     overview: "Overview", "Resumen";
     jobs: "Jobs", "Trabajos";
     queues: "Queues", "Colas";
-    schedules: "Schedules", "Programaciones";
+    schedules: "Schedules", "Planificaciones";
     dead_letters: "Dead letters", "Trabajos fallidos";
     tasks: "Tasks", "Tareas";
     approvals: "Approvals", "Aprobaciones";
@@ -103,7 +103,7 @@ texts! {
     events_waiting: "events waiting", "eventos en espera";
     sink_down: "Sink is down:", "Destino caído:";
     breaker_open: "Circuit open for worker", "Circuito abierto del worker";
-    schedule_late: "Schedule is late:", "Programación con retraso:";
+    schedule_late: "Schedule is late:", "Planificación con retraso:";
     loop_not_healthy: "Loop is not healthy:", "Bucle con problemas:";
     queue_paused: "Queue is paused:", "Cola en pausa:";
     waiting_jobs: "jobs waiting", "trabajos en espera";
@@ -119,7 +119,7 @@ texts! {
     run_time: "run", "ejecución:";
     finished_per_hour: "Finished per hour", "Terminados por hora";
     last_hours: "last 30 hours, UTC", "últimas 30 horas, UTC";
-    next_schedules: "Next schedules", "Próximas programaciones";
+    next_schedules: "Next schedules", "Próximas planificaciones";
     system: "System", "Sistema";
     health: "Health", "Estado";
     database: "Database", "Base de datos";
@@ -198,7 +198,7 @@ texts! {
     finished: "Finished", "Terminado";
     run: "Run", "Ejecución";
     worker: "Worker", "Worker";
-    schedule: "Schedule", "Programación";
+    schedule: "Schedule", "Planificación";
     time_limit: "Time limit", "Tiempo máximo";
     concurrency_key: "Concurrency key", "Clave de concurrencia";
     unique_key: "Unique key", "Clave única";
@@ -243,13 +243,13 @@ texts! {
     next_run: "Next run", "Próxima vez";
     last_run: "Last run", "Última vez";
     runs: "Runs", "Veces";
-    new_schedule: "New schedule", "Nueva programación";
-    create_schedule: "Create schedule", "Crear programación";
+    new_schedule: "New schedule", "Nueva planificación";
+    create_schedule: "Create schedule", "Crear planificación";
     cron_expression: "Cron expression", "Expresión cron";
     time_zone: "Time zone", "Zona horaria";
     active: "Active", "Activa";
     disabled: "Disabled", "Desactivada";
-    no_schedules: "There are no schedules yet.", "Todavía no hay programaciones.";
+    no_schedules: "There are no schedules yet.", "Todavía no hay planificaciones.";
     next_runs: "Next runs", "Próximas ejecuciones";
     no_next_runs: "It does not run again.", "No se ejecutará más.";
     tick_history: "What happened at each due time", "Qué pasó en cada momento previsto";
@@ -263,10 +263,10 @@ texts! {
     disable: "Disable", "Desactivar";
     delete_schedule_question: "Delete", "¿Eliminar";
     schedule_was_triggered: "A job was created.", "Se ha creado un trabajo.";
-    schedule_was_enabled: "The schedule was enabled.", "La programación se ha activado.";
-    schedule_was_disabled: "The schedule was disabled.", "La programación se ha desactivado.";
-    schedule_was_deleted: "The schedule was deleted.", "La programación se ha eliminado.";
-    schedule_was_created: "The schedule was created.", "La programación se ha creado.";
+    schedule_was_enabled: "The schedule was enabled.", "La planificación se ha activado.";
+    schedule_was_disabled: "The schedule was disabled.", "La planificación se ha desactivado.";
+    schedule_was_deleted: "The schedule was deleted.", "La planificación se ha eliminado.";
+    schedule_was_created: "The schedule was created.", "La planificación se ha creado.";
 
     // Dead letters
     by_type_and_error: "By type and error", "Por tipo y error";

@@ -13,6 +13,7 @@ mod bad_input;
 mod command_line;
 mod connections;
 mod crash;
+mod dashboard;
 mod deployment;
 mod disk;
 mod doctor;

@@ -1,0 +1,273 @@
+//! The pages of the dashboard, with the real binary: what they show, who may see them, and that hostile data is harmless.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use reqwest::{Client, Response, StatusCode, header, redirect::Policy};
+use serde_json::{Value, json};
+
+use crate::{
+    faena::{Faena, eventually, http},
+    shell::Shell,
+};
+
+/// Every page that needs no id.
+const PAGES: [&str; 21] = [
+    "/", "/jobs", "/jobs/new", "/jobs?q=type:noop+state:failed", "/jobs/bulk/retry?status=FAILED", "/queues", "/limits",
+    "/schedules", "/schedules/new", "/dead-letters", "/tasks", "/approvals", "/machines", "/machines/coding-task", "/workers",
+    "/events", "/webhooks", "/trace?id=none", "/audit", "/keys", "/about",
+];
+
+/// A browser without script: it follows no redirections by itself, so that tests see them.
+struct Browser {
+    http: Client,
+    url: String,
+    cookies: Vec<(String, String)>,
+    language: &'static str,
+}
+
+impl Browser {
+    fn new(faena: &Faena) -> Browser {
+        let _ = http();
+        let http = Client::builder().no_proxy().redirect(Policy::none()).timeout(Duration::from_secs(60)).build().unwrap();
+        Browser { http, url: faena.url.clone(), cookies: Vec::new(), language: "en" }
+    }
+
+    fn cookie(&self) -> String {
+        let pairs: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        pairs.join("; ")
+    }
+
+    /// Keeps the cookies of an answer.
+    fn remember(&mut self, answer: &Response) {
+        for cookie in answer.headers().get_all(header::SET_COOKIE) {
+            let (name, rest) = cookie.to_str().unwrap().split_once('=').unwrap();
+            let value = rest.split(';').next().unwrap();
+            self.cookies.retain(|(known, _)| known != name);
+            if !value.is_empty() {
+                self.cookies.push((name.to_owned(), value.to_owned()));
+            }
+        }
+    }
+
+    async fn get(&mut self, path: &str) -> Response {
+        let request = self.http.get(format!("{}{path}", self.url)).header(header::COOKIE, self.cookie());
+        let answer = request.header(header::ACCEPT_LANGUAGE, self.language).send().await.unwrap();
+        self.remember(&answer);
+        answer
+    }
+
+    async fn text(&mut self, path: &str) -> String {
+        let answer = self.get(path).await;
+        let status = answer.status();
+        let text = answer.text().await.unwrap();
+        assert!(status.is_success(), "{path}: {status} {text}");
+        text
+    }
+
+    /// Submits a form, as a page of this server does.
+    async fn submit(&mut self, path: &str, fields: &[(&str, &str)]) -> Response {
+        let origin = self.url.clone();
+        self.submit_from(path, fields, &origin).await
+    }
+
+    async fn submit_from(&mut self, path: &str, fields: &[(&str, &str)], origin: &str) -> Response {
+        let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        let request = self.http.post(format!("{}{path}", self.url)).header(header::COOKIE, self.cookie());
+        let request = request.header(header::ORIGIN, origin).header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
+        let answer = request.body(body).send().await.unwrap();
+        self.remember(&answer);
+        answer
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_page_works_in_both_languages_and_forbids_everything_from_elsewhere() {
+    let shell = Shell::start(&[]).await;
+    let mut browser = Browser::new(&shell.faena);
+    for language in ["en", "es"] {
+        browser.language = language;
+        for path in PAGES {
+            let answer = browser.get(path).await;
+            assert_eq!(answer.status(), StatusCode::OK, "{path}");
+            let policy = answer.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().to_owned();
+            assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+            let html = answer.text().await.unwrap();
+            assert!(html.contains(&format!("<html lang=\"{language}\"")), "{path}");
+            for inline in ["<style", "style=\"", "onclick", "javascript:", "http://fonts", "https://"] {
+                assert!(!html.contains(inline), "{path} contains {inline}");
+            }
+        }
+    }
+    browser.language = "es";
+    assert!(browser.text("/jobs").await.contains("Trabajos"));
+    browser.submit("/preferences", &[("language", "en"), ("theme", "dark"), ("next", "/jobs")]).await;
+    let html = browser.text("/jobs").await;
+    assert!(html.contains("<h1>Jobs</h1>") && html.contains("data-theme=\"dark\""), "the switch decides: {html}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_data_is_shown_as_text() {
+    let shell = Shell::start(&[]).await;
+    let hostile = "<script>alert(1)</script>\u{202e}\"'><img src=x onerror=alert(1)>";
+    let tags: Vec<String> = (0..30).map(|n| format!("{hostile}{n}")).collect();
+    let body = json!({"name": hostile, "queue": "<b>q</b>", "payload": {hostile: hostile}, "tags": tags, "correlationId": hostile});
+    let id = shell.faena.submit(body).await;
+    let mut browser = Browser::new(&shell.faena);
+    for path in ["/".to_owned(), "/jobs".into(), format!("/jobs/{id}"), format!("/jobs/new?from={id}"), "/queues".into()] {
+        let html = browser.text(&path).await;
+        assert!(!html.contains("<script>alert") && !html.contains("<img src=x") && !html.contains("<b>q</b>"), "{path}");
+    }
+    let search = browser.text("/jobs?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E").await;
+    assert!(!search.contains("<script>alert"), "{search}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_submitted_changed_and_cancelled_in_the_browser() {
+    let shell = Shell::start(&[]).await;
+    let mut browser = Browser::new(&shell.faena);
+    let fields = [("name", "invoice.send"), ("queue", "billing"), ("priority", "HIGH"), ("payload", "{\"order\": 7}"), ("tags", "a, b")];
+    let answer = browser.submit("/jobs/new", &fields).await;
+    assert_eq!(answer.status(), StatusCode::SEE_OTHER);
+    let page = answer.headers()[header::LOCATION].to_str().unwrap().to_owned();
+    let html = browser.text(&page).await;
+    assert!(html.contains("The job was submitted.") && html.contains("Queued"), "{html}");
+    assert!(html.contains("no worker can run type"), "the page says why the job does not run: {html}");
+    assert!(!browser.text(&page).await.contains("The job was submitted."), "a notice is shown once");
+
+    let broken = browser.submit(&format!("{page}/edit"), &[("priority", "HIGH"), ("payload", "{broken"), ("tags", "")]).await;
+    assert_eq!(broken.status(), StatusCode::BAD_REQUEST);
+    let html = broken.text().await.unwrap();
+    assert!(html.contains("{broken") && html.contains("Payload"), "what was typed stays, with the reason: {html}");
+
+    browser.submit(&format!("{page}/cancel"), &[]).await;
+    let html = browser.text(&page).await;
+    assert!(html.contains("The job was cancelled.") && html.contains("Cancelled"), "{html}");
+    let again = browser.submit(&format!("{page}/cancel"), &[]).await;
+    assert_eq!(again.status(), StatusCode::SEE_OTHER);
+    assert!(browser.text(&page).await.contains("class=\"notice error\""), "an action that fails says why");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failed_jobs_are_retried_together_after_a_dry_run() {
+    let shell = Shell::start(&[]).await;
+    for host in ["10.0.0.1", "10.0.0.2"] {
+        let payload = json!({"method": "GET", "url": format!("http://{host}/")});
+        shell.faena.submit(json!({"name": "http.request", "payload": payload, "maxRetries": 0})).await;
+    }
+    let mut browser = Browser::new(&shell.faena);
+    eventually("two dead letters", async || {
+        browser.text("/dead-letters").await.contains("<span class=\"n urgent\">2</span>").then_some(())
+    })
+    .await;
+    let question = browser.text("/jobs/bulk/retry?status=FAILED&type=http.request").await;
+    assert!(question.contains("Retry: 2 jobs") && question.contains("http.request"), "{question}");
+    browser.submit("/jobs/bulk/retry?status=FAILED&type=http.request", &[]).await;
+    assert!(browser.text("/jobs").await.contains("2 jobs changed"));
+    let overview = browser.text("/").await;
+    assert!(overview.contains("Finished per hour") && overview.contains("<svg"), "{overview}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_paused_and_a_task_is_approved_in_the_browser() {
+    let shell = Shell::start(&[]).await;
+    shell.faena.submit(json!({"name": "invoice.send", "queue": "billing"})).await;
+    let mut browser = Browser::new(&shell.faena);
+    browser.submit("/queues/billing/pause", &[]).await;
+    assert!(browser.text("/queues").await.contains("paused"));
+    browser.submit("/queues/billing/resume", &[]).await;
+    browser.submit("/queues/billing", &[("concurrency", "3")]).await;
+    let (_, queue) = shell.faena.get("/api/v1/queues/billing").await;
+    assert_eq!((&queue["paused"], &queue["concurrency"]), (&Value::Null, &json!(3)));
+
+    let data = json!({"prompt": "x", "repositorioOrigen": "/tmp/r", "reglas": {"requiereAprobacionPlan": true}});
+    let (_, task) = shell.faena.post("/api/v1/tasks", json!({"machine": "coding-task", "data": data, "title": "Add a test"})).await;
+    let id = task["id"].as_str().unwrap();
+    let plan = json!({"type": "resultado.plan_generado", "payload": {"planId": "p", "plan": "1. Write <b>it</b>"}});
+    shell.faena.post(&format!("/api/v1/tasks/{id}/events"), plan).await;
+    assert!(browser.text("/approvals").await.contains("Add a test"));
+    let html = browser.text(&format!("/tasks/{id}")).await;
+    let hash = html.split("name=\"hash\" value=\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
+    assert!(html.contains("Approve") && !html.contains("<b>it</b>"), "{html}");
+    let drawing = browser.text(&format!("/tasks/{id}/drawing.svg?epoch=1")).await;
+    assert!(drawing.starts_with("<svg") && drawing.contains("ESPERANDO_APROBACION_PLAN"), "{drawing}");
+    browser.submit(&format!("/tasks/{id}/approve"), &[("hash", "0000"), ("comment", "")]).await;
+    assert!(browser.text(&format!("/tasks/{id}")).await.contains("class=\"notice error\""), "another plan is not approved");
+    browser.submit(&format!("/tasks/{id}/approve"), &[("hash", &hash), ("comment", "go")]).await;
+    let (_, task) = shell.faena.get(&format!("/api/v1/tasks/{id}")).await;
+    assert!(task["state"].as_str().unwrap().starts_with("EJECUTANDO_CODIGO"), "{task}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_keys_a_viewer_logs_in_and_other_sites_can_do_nothing() {
+    let shell = Shell::start(&[]).await;
+    let key = |scopes: &str| {
+        let created = shell.json(&["keys", "create", scopes, "--scopes", scopes, "--json", "--offline"]);
+        created["key"].as_str().unwrap().to_owned()
+    };
+    let (reader, worker) = (key("read"), key("worker"));
+    let mut browser = Browser::new(&shell.faena);
+    eventually("the server knows the keys", async || {
+        (browser.get("/jobs").await.status() == StatusCode::SEE_OTHER).then_some(())
+    })
+    .await;
+    let answer = browser.get("/jobs?status=FAILED").await;
+    assert_eq!(answer.headers()[header::LOCATION], "/login?next=%2Fjobs%3Fstatus%3DFAILED");
+    for wrong in ["fna_wrong", &worker] {
+        let answer = browser.submit("/login", &[("key", wrong), ("next", "/jobs")]).await;
+        assert!(answer.status().is_client_error(), "{}", answer.status());
+        assert!(answer.headers().get(header::SET_COOKIE).is_none() && !answer.text().await.unwrap().contains(wrong));
+    }
+    let answer = browser.submit("/login", &[("key", &reader), ("next", "//evil.example")]).await;
+    assert_eq!(answer.headers()[header::LOCATION], "/", "a login never leads to another site");
+    let cookie = answer.headers()[header::SET_COOKIE].to_str().unwrap();
+    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+    let html = browser.text("/jobs").await;
+    assert!(html.contains("Log out") && !html.contains(&reader), "the key is never part of a page");
+    // A key that only reads can change nothing, and administration is closed to it.
+    browser.submit("/jobs/new", &[("name", "noop"), ("priority", "NORMAL"), ("payload", "{}")]).await;
+    assert_eq!(browser.get("/keys").await.status(), StatusCode::FORBIDDEN);
+    // A page of another site cannot act with the rights of the viewer, even if the browser sent the cookie.
+    let forged = browser.submit_from("/queues/default/pause", &[], "https://evil.example").await;
+    assert_eq!(forged.status(), StatusCode::SEE_OTHER);
+    assert!(browser.text("/queues").await.contains("class=\"notice error\""));
+    browser.submit("/logout", &[]).await;
+    assert_eq!(browser.get("/jobs").await.status(), StatusCode::SEE_OTHER);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_page_receives_what_changed() {
+    let shell = Shell::start(&[]).await;
+    let url = format!("{}/live?path=/jobs", shell.faena.url);
+    let mut stream = shell.faena.http.get(url).timeout(Duration::from_secs(110)).send().await.unwrap().bytes_stream();
+    let mut received = String::new();
+    let mut id = None;
+    while let Some(chunk) = stream.next().await {
+        received.push_str(&String::from_utf8_lossy(&chunk.unwrap()));
+        if received.contains("event: page") && id.is_none() {
+            id = Some(shell.faena.submit(json!({"name": "invoice.send"})).await);
+        }
+        if id.as_ref().is_some_and(|id| received.contains(id.as_str())) {
+            return;
+        }
+    }
+    panic!("the stream ended: {received}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_proxy_every_link_has_the_base_path() {
+    let shell = Shell::start(&[("FAENA_SERVER_BASE_PATH", "/faena/")]).await;
+    let mut browser = Browser::new(&shell.faena);
+    for path in ["/faena/jobs", "/jobs"] {
+        let html = browser.text(path).await;
+        assert!(html.contains("href=\"/faena/jobs/new\"") && !html.contains("href=\"/jobs"), "{path}: {html}");
+        let style = html.split("rel=\"stylesheet\" href=\"").nth(1).unwrap().split('"').next().unwrap();
+        assert!(style.starts_with("/faena/assets/"), "{style}");
+        let answer = browser.get(style).await;
+        assert!(answer.headers()[header::CACHE_CONTROL].to_str().unwrap().contains("immutable"));
+    }
+    let (status, _) = shell.faena.get("/faena/api/v1/jobs").await;
+    assert_eq!(status, StatusCode::OK, "the API is below the base path too");
+    let answer = browser.submit("/faena/preferences", &[("language", "es"), ("next", "/jobs")]).await;
+    assert_eq!(answer.headers()[header::LOCATION], "/faena/jobs");
+}
