@@ -306,7 +306,7 @@ fn add_usages(usages: &[Usage], headers: &mut HeaderMap) {
     }
 }
 
-/// Compresses responses for callers that accept gzip or zstd. A stream of events is not compressed, because each event must
+/// Compresses responses for callers that accept gzip. A stream of events is not compressed, because each event must
 /// arrive immediately, and gRPC has its own compression.
 pub fn compression() -> CompressionLayer<impl Predicate> {
     let predicate = SizeAbove::new(MIN_COMPRESSED_BYTES).and(NotForContentType::SSE).and(NotForContentType::GRPC);

@@ -259,8 +259,8 @@ async fn large_responses_are_compressed_for_callers_that_accept_it() {
     let mut text = String::new();
     GzipDecoder::new(&body[..]).read_to_string(&mut text).await.unwrap();
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["total"], 10);
-    let (headers, body) = raw(&app, JOBS, "zstd, gzip;q=0.5").await;
-    assert_eq!((&headers["content-encoding"], &body[..4]), (&"zstd".parse().unwrap(), &b"\x28\xb5\x2f\xfd"[..]));
+    let (headers, _) = raw(&app, JOBS, "zstd, gzip;q=0.5").await;
+    assert_eq!(headers["content-encoding"], "gzip", "the only encoding that Faena speaks");
     let (headers, _) = raw(&app, "/health/live", "gzip").await;
     assert!(!headers.contains_key("content-encoding"), "a small response is not compressed");
     let stream = Request::builder().uri("/api/v1/events").header("accept-encoding", "gzip").body(Body::empty());
