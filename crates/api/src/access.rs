@@ -92,7 +92,12 @@ pub async fn require_webhook(api: &Api, text: &str) -> ApiResult<()> {
         Err(_) => None,
     };
     let webhook = webhook.ok_or_else(|| ApiError::not_found(format!("there is no webhook {text}")))?;
-    require_job(api, webhook.job_id).await
+    match webhook.job_id {
+        Some(job) => require_job(api, job).await,
+        // Tasks belong to no queue.
+        None if queues()?.is_some() => Err(ApiError::not_found(format!("there is no webhook {text}"))),
+        None => Ok(()),
+    }
 }
 
 /// Fails if a restricted caller submits to another queue, or lets a job depend on a job of another queue.

@@ -41,6 +41,9 @@ pub struct List {
     /// Only webhooks of this job
     #[arg(long, value_name = "ID")]
     job: Option<String>,
+    /// Only webhooks about the approvals of this task
+    #[arg(long, value_name = "ID")]
+    task: Option<String>,
     /// Only webhooks to this host and port, like example.org:443
     #[arg(long)]
     host: Option<String>,
@@ -57,8 +60,9 @@ pub struct List {
 pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => {
-            let api = Api::new(&list.connection)?.with_options(&[("jobId", "--job")]);
-            let is_filtered = [&list.state, &list.job, &list.host, &list.cursor].into_iter().any(Option::is_some);
+            let api = Api::new(&list.connection)?.with_options(&[("jobId", "--job"), ("taskId", "--task")]);
+            let is_filtered =
+                [&list.state, &list.job, &list.task, &list.host, &list.cursor].into_iter().any(Option::is_some);
             let empty = match is_filtered {
                 true => "no webhooks match",
                 false => "no webhooks; a job with --webhook-url creates one when it finishes",
@@ -68,6 +72,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
                 .query("limit", list.limit)
                 .query_opt("state", list.state)
                 .query_opt("jobId", list.job)
+                .query_opt("taskId", list.task)
                 .query_opt("host", list.host)
                 .query_opt("cursor", list.cursor);
             api.show(request, |list| listed(list, empty)).await
@@ -89,26 +94,35 @@ fn path(id: &str, rest: &str) -> String {
 }
 
 fn listed(list: &WebhookList, empty: &str) -> String {
-    let mut table = table(["id", "state", "attempts", "created", "due", "url", "job"]);
+    let mut table = table(["id", "event", "state", "attempts", "created", "due", "url", "subject"]);
     for webhook in &list.webhooks {
         table.add_row([
             webhook.id.to_string(),
+            webhook.event.clone(),
             webhook.state.as_str().to_owned(),
             webhook.attempts.to_string(),
             relative(webhook.created_at),
             webhook.due_at.map(relative).unwrap_or_default(),
             webhook.url.clone(),
-            webhook.job_id.to_string(),
+            subject(webhook),
         ]);
     }
     let more = list.next_cursor.as_ref().map(|cursor| format!("\nnext page: --cursor {cursor}")).unwrap_or_default();
     format!("{}{more}", table.or_text(empty))
 }
 
+/// Returns the id of the job or task that a webhook is about.
+fn subject(webhook: &WebhookView) -> String {
+    let job = webhook.job_id.map(|id| id.to_string());
+    job.or_else(|| webhook.task_id.map(|id| id.to_string())).unwrap_or_default()
+}
+
 fn describe(webhook: &WebhookView) -> String {
     let mut details = Details::new(14);
     details.add("webhook", webhook.id.to_string());
-    details.add("job", webhook.job_id.to_string());
+    details.add("event", webhook.event.clone());
+    details.add_opt("job", webhook.job_id);
+    details.add_opt("task", webhook.task_id);
     details.add("correlation", webhook.correlation_id.clone());
     details.add("state", webhook.state.as_str());
     details.add("url", webhook.url.clone());

@@ -79,6 +79,15 @@ impl AddressRule {
     }
 }
 
+/// Checks a URL before it is known which addresses may be called: its scheme, its host, and that it contains no password.
+pub fn check_url_form(text: &str) -> Result<(), String> {
+    let url: url::Url = text.parse().map_err(|error| format!("is not a URL: {error}"))?;
+    match AddressRule::default().check_url(&url) {
+        Ok(()) | Err(AddressError::Forbidden { .. }) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// Returns the IPv4 address that an IPv6 address embeds, so that the rule sees where a connection would go.
 fn embedded_v4(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };

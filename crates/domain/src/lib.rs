@@ -32,7 +32,7 @@ mod why;
 mod worker;
 pub mod worker_state;
 
-pub use address::{AddressError, AddressRule};
+pub use address::{AddressError, AddressRule, check_url_form};
 pub use api_key::{ApiKey, ApiKeyText, KeyHash, KeyScope, NewApiKey, StoredApiKey, parse_groups};
 pub use audit::AuditRow;
 pub use clock::{ClockMeasurement, SteadyClock};
@@ -54,7 +54,7 @@ pub use terminal::{LogWriter, printable};
 pub use time::{Timestamp, parse_duration};
 pub use trace::{Trace, TraceEntry, TraceJob, TraceKind, TraceTask};
 pub use trace_context::TraceContext;
-pub use webhook::{WebhookAttempt, WebhookBody, WebhookState, WebhookView};
+pub use webhook::{JOB_STATUS, WebhookAttempt, WebhookBody, WebhookState, WebhookSubject, WebhookView};
 pub use why::{Explanation, Reason};
 pub use worker::{WorkerCapabilities, WorkerChange, WorkerKind, WorkerView};
 pub use worker_state::{WorkerCategory, WorkerState};

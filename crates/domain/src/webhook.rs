@@ -1,10 +1,57 @@
-//! A webhook: the notification of a job's final state, sent to the URL that the job named.
+//! A webhook: the notification of a job's final state, sent to the URL that the job named, or of an approval, sent to the
+//! receivers that the machine named.
+
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{JobId, Timestamp, WebhookId};
+use uuid::Uuid;
+
+use crate::{JobId, TaskId, Timestamp, WebhookId};
+
+/// The event of a webhook about the end of a job.
+pub const JOB_STATUS: &str = "job.status";
+
+/// What a webhook is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum WebhookSubject {
+    Job(JobId),
+    Task(TaskId),
+}
+
+impl WebhookSubject {
+    /// Returns the subject of a webhook with this event.
+    pub fn of(event: &str, id: Uuid) -> WebhookSubject {
+        if event == JOB_STATUS { WebhookSubject::Job(JobId(id)) } else { WebhookSubject::Task(TaskId(id)) }
+    }
+
+    pub fn id(self) -> Uuid {
+        match self {
+            WebhookSubject::Job(id) => id.0,
+            WebhookSubject::Task(id) => id.0,
+        }
+    }
+
+    pub fn job(self) -> Option<JobId> {
+        if let WebhookSubject::Job(id) = self { Some(id) } else { None }
+    }
+
+    pub fn task(self) -> Option<TaskId> {
+        if let WebhookSubject::Task(id) = self { Some(id) } else { None }
+    }
+}
+
+/// Writes `job ID` or `task ID`.
+impl fmt::Display for WebhookSubject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WebhookSubject::Job(id) => write!(f, "job {id}"),
+            WebhookSubject::Task(id) => write!(f, "task {id}"),
+        }
+    }
+}
 
 /// State of a webhook.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, JsonSchema)]
@@ -73,7 +120,7 @@ pub struct WebhookAttempt {
     pub answer: Option<String>,
 }
 
-/// Body of the request.
+/// Body of the request about a job.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookBody<'a> {
@@ -93,7 +140,14 @@ pub struct WebhookBody<'a> {
 #[serde(rename_all = "camelCase")]
 pub struct WebhookView {
     pub id: WebhookId,
-    pub job_id: JobId,
+    /// What it tells: `job.status`, or `task.approval.` and what has happened to the approval.
+    pub event: String,
+    /// The job that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<JobId>,
+    /// The task that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task_id: Option<TaskId>,
     pub correlation_id: String,
     pub url: String,
     pub state: WebhookState,

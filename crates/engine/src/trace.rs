@@ -20,7 +20,7 @@ const MAX_RECORDS: usize = 1_000;
 const MAX_JOBS: usize = 1_000;
 const PAGE: usize = 100;
 const MAX_EVENTS: usize = 10_000;
-/// Most webhooks of one job.
+/// Most webhooks of one job or task.
 const MAX_WEBHOOKS: usize = 20;
 /// Most audit entries of one job or task.
 const MAX_AUDIT: usize = 100;
@@ -92,7 +92,7 @@ fn trace_task(id: TaskId, view: TaskView) -> TraceTask {
     }
 }
 
-/// Returns the history of a task and what people did to it.
+/// Returns the history of a task, what people did to it, and the webhooks about its approvals.
 async fn task_entries(store: &dyn Store, id: TaskId, omitted: &mut Vec<String>) -> Result<Vec<TraceEntry>, StoreError> {
     let mut records = store.task_history(id, 0, MAX_RECORDS + 1).await?;
     if records.len() > MAX_RECORDS {
@@ -103,6 +103,7 @@ async fn task_entries(store: &dyn Store, id: TaskId, omitted: &mut Vec<String>) 
     entries.extend(
         audit(store, &id.to_string()).await?.into_iter().map(|entry| TraceEntry { task_id: Some(id), ..entry }),
     );
+    entries.extend(webhooks(store, WebhookFilter { task: Some(id), ..WebhookFilter::default() }).await?);
     Ok(entries)
 }
 
@@ -164,7 +165,8 @@ async fn trace_job(store: &dyn Store, id: JobId) -> Result<Option<JobTrace>, Sto
         runs.push(last);
     }
     let mut entries = due_time(store, &job).await?;
-    let webhooks = if job.webhook_url.is_some() { webhooks(store, id).await? } else { Vec::new() };
+    let filter = WebhookFilter { job: Some(id), ..WebhookFilter::default() };
+    let webhooks = if job.webhook_url.is_some() { webhooks(store, filter).await? } else { Vec::new() };
     entries.extend(log(&job, &runs, &webhooks));
     entries.extend(webhooks);
     let actions = audit(store, &id.to_string()).await?;
@@ -238,25 +240,26 @@ async fn due_time(store: &dyn Store, job: &JobView) -> Result<Vec<TraceEntry>, S
         .collect())
 }
 
-async fn webhooks(store: &dyn Store, id: JobId) -> Result<Vec<TraceEntry>, StoreError> {
-    let filter = WebhookFilter { job: Some(id), ..WebhookFilter::default() };
+/// Returns the webhooks of a job or a task with their attempts, the oldest first.
+async fn webhooks(store: &dyn Store, filter: WebhookFilter) -> Result<Vec<TraceEntry>, StoreError> {
     let mut entries = Vec::new();
     for webhook in store.webhook_list(filter, None, MAX_WEBHOOKS).await?.into_iter().rev() {
         let Some(webhook) = store.webhook_get(webhook.id).await? else { continue };
         let state = format!("{} to {}", webhook.state.as_str().to_lowercase(), webhook.url);
+        let what = if webhook.job_id.is_some() { state } else { format!("{}, {state}", webhook.event) };
         let created = TraceEntry::new(webhook.created_at, TraceKind::Webhook, "created");
-        entries.push(TraceEntry { job_id: Some(id), details: state, ..created });
-        entries.extend(webhook.history.iter().map(|attempt| delivery(id, attempt)));
+        let attempts = webhook.history.iter().map(delivery);
+        let all = [TraceEntry { details: what, ..created }].into_iter().chain(attempts);
+        entries.extend(all.map(|entry| TraceEntry { job_id: webhook.job_id, task_id: webhook.task_id, ..entry }));
     }
     Ok(entries)
 }
 
-fn delivery(id: JobId, attempt: &WebhookAttempt) -> TraceEntry {
+fn delivery(attempt: &WebhookAttempt) -> TraceEntry {
     let delivered = attempt.error.is_none() && attempt.status.is_some_and(|status| (200..300).contains(&status));
     let answer = attempt.status.map(|status| format!("answered {status}"));
     let outcome = answer.or_else(|| attempt.error.clone()).unwrap_or_default();
     TraceEntry {
-        job_id: Some(id),
         details: format!("attempt {}: {outcome} after {} ms", attempt.number, attempt.took_ms),
         ..TraceEntry::new(attempt.at, TraceKind::Webhook, if delivered { "delivered" } else { "not delivered" })
     }

@@ -1,4 +1,4 @@
-//! Sends webhooks: notifies a URL when a job has ended.
+//! Sends webhooks: notifies a URL when a job has ended, and the receivers of an approval when something happens to it.
 //!
 //! A round stores the results since the last one, then takes as many due webhooks as there is capacity for and sends each in
 //! a task of its own, so that a receiver that does not answer delays no other. Each host has a bounded number of concurrent
@@ -342,14 +342,15 @@ impl Webhooks {
             Some(tracer) => Some(tracer.webhook_context(delivery).1.to_string()),
             None => delivery.traceparent.clone(),
         };
+        let subject_header = if delivery.subject.job().is_some() { "x-job-id" } else { "x-task-id" };
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert("x-webhook-event", HeaderValue::from_static("job.status"));
         headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
         for (name, value) in [
             ("webhook-id", id.as_str()),
             ("webhook-signature", signature.as_str()),
-            ("x-job-id", &delivery.job.to_string()),
+            ("x-webhook-event", delivery.event.as_str()),
+            (subject_header, &delivery.subject.id().to_string()),
             ("x-correlation-id", &delivery.correlation_id),
             ("traceparent", traceparent.as_deref().unwrap_or_default()),
         ] {
@@ -373,7 +374,7 @@ impl Webhooks {
         }
         if next == WebhookNext::Failed && self.failure_log.admits(at) {
             let (host, attempts, error) = (&delivery.host, delivery.attempt, outcome.error.as_deref());
-            tracing::warn!(webhook = %delivery.id, job = %delivery.job, host, attempts, error, "webhook failed");
+            tracing::warn!(webhook = %delivery.id, subject = %delivery.subject, host, attempts, error, "webhook failed");
         }
         let mut state = self.state.lock();
         state.in_progress -= 1;

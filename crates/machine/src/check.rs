@@ -212,9 +212,10 @@ impl<'a> Check<'a> {
                 }
             }
             let subject = state.approval.as_ref().map(|approval| &approval.subject);
+            let receivers = state.approval.iter().flat_map(|approval| &approval.webhooks);
             let polled = state.poll.as_ref().map(|poll| &poll.data);
             let actions = state.entry.iter().chain(&state.exit).flat_map(templates);
-            for template in actions.chain(subject).chain(polled) {
+            for template in actions.chain(subject).chain(receivers).chain(polled) {
                 template.expressions(&mut |expression| self.typed(expression, &scope, false, &path));
             }
         }

@@ -206,7 +206,12 @@ pub struct ApprovalRule {
     pub remind_ms: Vec<i64>,
     pub escalate: Option<Escalation>,
     pub expires: Option<Expiry>,
+    /// Receivers of webhooks about the approval: URLs, and expressions that give one or several.
+    pub webhooks: Vec<Template>,
 }
+
+/// Receivers of webhooks about one approval.
+pub const MAX_RECEIVERS: usize = 10;
 
 #[derive(Debug)]
 pub struct Escalation {

@@ -140,6 +140,9 @@ pub struct Approval {
     /// Groups that may decide. Empty: everyone with write access.
     pub groups: Vec<String>,
     pub decisions: Vec<Decision>,
+    /// URLs that are told about the approval. None after its decision.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub webhooks: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -246,6 +249,23 @@ pub enum Effect {
     Job(JobRequest),
     /// Publishes an event of Faena about the task.
     Notice { event: &'static str, data: Value },
+    /// Tells the receivers of an approval what has happened to it.
+    Webhook(ApprovalNotice),
+}
+
+/// What the receivers of an approval are told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApprovalNotice {
+    /// `task.approval.` and what has happened: `requested`, `reminder`, `escalated`, `granted`, `denied`, `expired` or
+    /// `withdrawn`.
+    pub event: &'static str,
+    /// The approval as it was then, with its receivers.
+    pub approval: Approval,
+    /// The active states, the outermost first, joined by dots.
+    pub state: String,
+    /// Whether the creator of the task may decide.
+    pub allows_creator: bool,
+    pub expires_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -429,13 +429,14 @@ CREATE TABLE faena.key_in_flight (
 
 -- ----------------------------------------------------------------------------------------------------------- webhooks, audit, bulk
 
--- Notifications about finished jobs. host: with its port; hosts are independent of each other.
+-- Notifications about finished jobs and approvals of tasks. subject: the job (event job.status) or the task. host: with its port; hosts are independent of each other.
 -- state: {WEBHOOK_WAITING} waiting, {WEBHOOK_SENDING} sending, {WEBHOOK_DELIVERED} delivered, {WEBHOOK_FAILED} failed.
 -- due_at: when to send it or, while it is being sent, when the sender's lease ends; absent when it is settled.
 -- attempts: all that were started; spent: those before the last manual redelivery; lost: those since then without a known outcome.
 CREATE TABLE faena.webhook (
     id          uuid PRIMARY KEY,
-    job         uuid NOT NULL,
+    subject     uuid NOT NULL,
+    event       text NOT NULL,
     correlation text NOT NULL,
     traceparent text,
     url         text NOT NULL,
@@ -451,7 +452,7 @@ CREATE TABLE faena.webhook (
     settled_at  bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX webhook_due ON faena.webhook (host, due_at, id) WHERE due_at IS NOT NULL;
-CREATE INDEX webhook_job ON faena.webhook (job, id);
+CREATE INDEX webhook_subject ON faena.webhook (subject, id);
 CREATE INDEX webhook_state ON faena.webhook (state, id);
 CREATE INDEX webhook_host ON faena.webhook (host, id);
 CREATE INDEX webhook_settled ON faena.webhook (settled_at) WHERE settled_at IS NOT NULL;

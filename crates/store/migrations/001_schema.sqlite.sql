@@ -379,13 +379,14 @@ CREATE TABLE key_in_flight (
 
 -- ----------------------------------------------------------------------------------------------------------- webhooks, audit, bulk
 
--- Notifications about finished jobs. host: with its port; hosts are independent of each other.
+-- Notifications about finished jobs and approvals of tasks. subject: the job (event job.status) or the task. host: with its port; hosts are independent of each other.
 -- state: {WEBHOOK_WAITING} waiting, {WEBHOOK_SENDING} sending, {WEBHOOK_DELIVERED} delivered, {WEBHOOK_FAILED} failed.
 -- due_at: when to send it or, while it is being sent, when the sender's lease ends; absent when it is settled.
 -- attempts: all that were started; spent: those before the last manual redelivery; lost: those since then without a known outcome.
 CREATE TABLE webhook (
     id          BLOB PRIMARY KEY,
-    job         BLOB NOT NULL,
+    subject     BLOB NOT NULL,
+    event       TEXT NOT NULL,
     correlation TEXT NOT NULL,
     traceparent TEXT,
     url         TEXT NOT NULL,
@@ -401,7 +402,7 @@ CREATE TABLE webhook (
     settled_at  INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX webhook_due ON webhook (host, due_at, id) WHERE due_at IS NOT NULL;
-CREATE INDEX webhook_job ON webhook (job, id);
+CREATE INDEX webhook_subject ON webhook (subject, id);
 CREATE INDEX webhook_state ON webhook (state, id);
 CREATE INDEX webhook_host ON webhook (host, id);
 CREATE INDEX webhook_settled ON webhook (settled_at) WHERE settled_at IS NOT NULL;

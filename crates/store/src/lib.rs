@@ -45,6 +45,7 @@ mod task_rows;
 mod tasks;
 mod usage;
 mod webhooks;
+mod approval_webhooks;
 mod workers;
 
 /// Statements whose plans are tested.

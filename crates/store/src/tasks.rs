@@ -16,8 +16,9 @@ use uuid::Uuid;
 
 pub use crate::task_rows::{COLUMNS, TaskColumns, TaskRow, status_text, tags_text, to_text};
 use crate::{
-    AuditEntry, Result, StoreError, TaskFigures, TaskMeasures,
+    AuditEntry, Result, StoreError, TaskFigures, TaskMeasures, approval_webhooks,
     task_rows::{Metadata, Published, StateChanged},
+    webhooks::NewWebhook,
 };
 
 /// Machines and tasks.
@@ -268,6 +269,7 @@ pub struct Plan {
     pub jobs: Vec<NewJob>,
     /// The links of `jobs`, in the same order.
     pub links: Vec<TaskJob>,
+    pub webhooks: Vec<NewWebhook>,
     /// Jobs that are not valid, each with the reason.
     refused: Vec<(TaskJob, String)>,
 }
@@ -446,6 +448,7 @@ impl Plan {
                     self.add_event(id, view, &format!("task.{kind}"), &data, actor, now);
                 }
                 Effect::Job(request) => self.add_job(id, &view.correlation, request),
+                Effect::Webhook(notice) => self.webhooks.extend(approval_webhooks::webhooks(id, view, &notice, now)),
             }
         }
         self.records.extend(step.records.into_iter().map(|record| (id, record)));

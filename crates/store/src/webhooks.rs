@@ -1,9 +1,9 @@
-//! Webhooks: the store methods, deliveries and their outcome, the entries in the job's log.
+//! Webhooks about jobs and approvals: the store methods, deliveries and their outcome, the entries in the job's log.
 
 use async_trait::async_trait;
 use faena_domain::{
-    JobId, JobOptions, JobState, LogEvent, LogLine, NodeId, Timestamp, WebhookBody, WebhookId, WebhookState,
-    WebhookView,
+    JOB_STATUS, JobId, JobOptions, JobState, LogEvent, LogLine, NodeId, TaskId, Timestamp, WebhookBody, WebhookId,
+    WebhookState, WebhookSubject, WebhookView,
 };
 use serde_json::value::RawValue;
 
@@ -17,13 +17,13 @@ pub trait WebhookStore: Send + Sync + 'static {
     /// `WebhookTakeRequest::host_capacities` bounds the number per host, so that a slow host does not delay others. No attempt is taken twice.
     async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;
 
-    /// Records the outcome of attempts, with an entry in the log of their job.
+    /// Records the outcome of attempts, with an entry in the log of their job, if they are about one.
     ///
     /// Returns for each result whether its sender still held the attempt; a late result changes nothing.
     async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>>;
 
     /// Sends a settled webhook again, with new attempts and an entry in the audit log. Returns `None` if it does not exist.
-    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>>;
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<WebhookSubject>>;
 
     /// Returns a webhook with its attempts.
     async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>>;
@@ -69,7 +69,9 @@ pub struct WebhookTaken {
 #[derive(Clone, Debug)]
 pub struct Delivery {
     pub id: WebhookId,
-    pub job: JobId,
+    pub subject: WebhookSubject,
+    /// What it tells, for the header `X-Webhook-Event`.
+    pub event: String,
     pub correlation_id: String,
     pub traceparent: Option<String>,
     pub url: String,
@@ -107,6 +109,7 @@ pub enum WebhookNext {
 pub struct WebhookFilter {
     pub state: Option<WebhookState>,
     pub job: Option<JobId>,
+    pub task: Option<TaskId>,
     /// With its port.
     pub host: Option<String>,
 }
@@ -198,7 +201,8 @@ pub(crate) struct Ended {
 /// A row for `webhook`.
 pub(crate) struct NewWebhook {
     pub id: WebhookId,
-    pub job: JobId,
+    pub subject: WebhookSubject,
+    pub event: String,
     pub correlation: String,
     pub traceparent: Option<String>,
     pub url: String,
@@ -220,7 +224,8 @@ impl NewWebhook {
         };
         Ok(NewWebhook {
             id: WebhookId::new(),
-            job: ended.id,
+            subject: WebhookSubject::Job(ended.id),
+            event: JOB_STATUS.to_owned(),
             correlation: ended.correlation.unwrap_or_else(|| ended.id.to_string()),
             traceparent: options.traceparent.clone(),
             host: host_of(&url),
@@ -241,12 +246,19 @@ pub fn host_of(url: &str) -> String {
     url::Url::parse(url).ok().and_then(host).unwrap_or_default()
 }
 
-pub(crate) fn redelivered(id: WebhookId, job: JobId, url: &str, was: WebhookState, by: &str) -> AuditEntry {
+pub(crate) fn redelivered(
+    id: WebhookId,
+    subject: WebhookSubject,
+    url: &str,
+    was: WebhookState,
+    by: &str,
+) -> AuditEntry {
+    let about = if subject.job().is_some() { "jobId" } else { "taskId" };
     AuditEntry {
         actor: by.into(),
         action: "webhook.redeliver".into(),
         target: id.to_string(),
-        details: serde_json::json!({"jobId": job, "url": without_query(url), "was": was}),
+        details: serde_json::json!({about: subject.id(), "url": without_query(url), "was": was}),
         count: 1,
     }
 }

@@ -24,6 +24,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResp
         match name {
             "state" => filter.state = Some(parse_state(&value)?),
             "jobId" => filter.job = Some(value.parse().map_err(|_| "must be a UUID")?),
+            "taskId" => filter.task = Some(value.parse().map_err(|_| "must be a UUID")?),
             "host" => filter.host = Some(value.to_lowercase()),
             _ => return Err(UNKNOWN_PARAMETER.into()),
         }
@@ -63,5 +64,5 @@ fn parse_id(text: &str) -> ApiResult<WebhookId> {
 }
 
 fn unknown(id: &str) -> ApiError {
-    ApiError::not_found(format!("no webhook {id}; a webhook is deleted together with its job"))
+    ApiError::not_found(format!("no webhook {id}; a webhook is deleted together with its job or task"))
 }

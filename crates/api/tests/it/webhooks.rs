@@ -56,6 +56,7 @@ async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
       },
       "correlationId": "order-7",
       "createdAt": "<time>",
+      "event": "job.status",
       "history": [
         {
           "at": "<time>",
@@ -84,6 +85,7 @@ async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
           "attempts": 1,
           "correlationId": "order-7",
           "createdAt": "<time>",
+          "event": "job.status",
           "id": "<id 1>",
           "jobId": "<id 2>",
           "settledAt": "<time>",
@@ -153,7 +155,7 @@ async fn unknown_webhooks_and_invalid_parameters_are_reported() {
     let unknown = "/api/v1/webhooks/0199f000-0000-7000-8000-000000000000";
     for response in [app.get(unknown).await, app.post(&format!("{unknown}/redeliver"), "").await] {
         insta::allow_duplicates! {
-            insta::assert_snapshot!(response.error_snapshot(), @"404 NOT_FOUND: no webhook <id 1>; a webhook is deleted together with its job");
+            insta::assert_snapshot!(response.error_snapshot(), @"404 NOT_FOUND: no webhook <id 1>; a webhook is deleted together with its job or task");
         }
     }
     insta::assert_snapshot!(app.get("/api/v1/webhooks/nonsense").await.error_snapshot(), @"

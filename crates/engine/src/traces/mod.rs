@@ -113,9 +113,9 @@ impl Tracer {
         if parent.is_sampled() { parent.with_span(run_span_id(job.id(), job.run())) } else { parent }
     }
 
-    /// Returns the context of a webhook's job, and the context of one attempt to deliver it.
+    /// Returns the context of a webhook's job or task, and the context of one attempt to deliver it.
     pub(crate) fn webhook_context(&self, delivery: &Delivery) -> (TraceContext, TraceContext) {
-        let parent = self.job_context(delivery.job, delivery.traceparent.as_deref()).context;
+        let parent = self.job_context(JobId(delivery.subject.id()), delivery.traceparent.as_deref()).context;
         if !parent.is_sampled() {
             return (parent, parent);
         }
@@ -139,7 +139,7 @@ impl Tracer {
         let mut span = Span::new(own, Some(parent.span_id), SpanKind::Client, "POST webhook", period)
             .text("http.request.method", "POST")
             .text("server.address", delivery.host.rsplit_once(':').map_or("", |(host, _)| host))
-            .text("messaging.message.id", &delivery.job.to_string())
+            .text("messaging.message.id", &delivery.subject.id().to_string())
             .text("messaging.message.conversation_id", &delivery.correlation_id)
             .text("faena.webhook.id", &delivery.id.to_string())
             .number("faena.webhook.attempt", i64::from(delivery.attempt));

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue must say where")]
 
+mod approval_webhooks;
 mod bulk;
 mod driver;
 mod event_reader;

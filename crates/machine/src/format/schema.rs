@@ -97,6 +97,10 @@ fn values() -> Map<String, Value> {
         "stateName": text(name, "Name of a state."),
         "counterName": text(name, "Name of a counter that `counters` declares."),
         "groupName": {"type": "string", "description": "Name of a group."},
+        "receiver": {
+            "type": "string",
+            "description": "A URL that begins with http:// or https://, or an expression in CEL that gives one, a list of them, or null for none.",
+        },
         "jobName": text(name_without_dot, "Name of a job in this machine, without a dot."),
         "duration": text("^\\s*([0-9]+(ms|s|m|h|d))+\\s*$", "A duration such as 90s, 5m, 1h30m or 7d."),
         "size": {

@@ -222,6 +222,11 @@ pub(crate) const APPROVAL: Object = Object {
         optional("remind", List("duration"), "Times after the request at which a reminder is published."),
         optional("escalate", Part("escalation"), "When other groups may decide as well."),
         optional("expires", Part("expiry"), "When the request ends without a decision. That never means yes."),
+        optional(
+            "webhook",
+            List("receiver"),
+            "Receivers of a webhook when the request opens, at each reminder, at its escalation and at its end.",
+        ),
     ],
     rule: Rule::None,
 };

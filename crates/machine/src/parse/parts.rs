@@ -1,5 +1,6 @@
 //! Reads actions, deadlines, polls, timers and approvals.
 
+use faena_domain::check_url_form;
 use serde_json::Value;
 
 use super::{
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::{
     Template,
-    definition::{Action, ApprovalRule, Deadline, Escalation, Expiry, JobAction, Poll, TimerRule},
+    definition::{Action, ApprovalRule, Deadline, Escalation, Expiry, JobAction, MAX_RECEIVERS, Poll, TimerRule},
     format, job,
     node::Node,
 };
@@ -216,7 +217,30 @@ pub(super) fn approval(names: &Names<'_>, findings: &mut Findings, fields: &Fiel
         remind_ms: remind_ms.unwrap_or_default(),
         escalate,
         expires,
+        webhooks: receivers(findings, &fields),
     })
+}
+
+/// Reads URLs, and expressions that give URLs. Which addresses may be called is decided by the server that calls them.
+fn receivers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Template> {
+    let Some((node, path)) = fields.get("webhook") else { return Vec::new() };
+    let items = findings.items(node);
+    if items.len() > MAX_RECEIVERS {
+        findings.add(node.place, &path, format!("there may be at most {MAX_RECEIVERS} receivers"));
+    }
+    let mut receivers = Vec::new();
+    for item in items {
+        let Some(text) = findings.text(item, &path) else { continue };
+        if text.starts_with("http://") || text.starts_with("https://") {
+            match check_url_form(&text) {
+                Ok(()) => receivers.push(Template::Constant(Value::String(text))),
+                Err(error) => findings.add(item.place, &path, error),
+            }
+        } else {
+            receivers.extend(findings.expression(item, &path).map(Template::Expression));
+        }
+    }
+    receivers
 }
 
 fn texts(findings: &mut Findings, fields: &Fields<'_>, key: &str) -> Vec<String> {

@@ -1,14 +1,53 @@
 //! Approvals: who may decide, how many must, and about what exactly.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{Answer, Run};
 use crate::{
-    definition::StateIndex,
+    definition::{ApprovalRule, MAX_RECEIVERS, StateIndex},
+    expression::Variables,
     parse::canonical,
-    task::{Approval, Caller, Decision, Event, Outcome},
+    task::{Approval, ApprovalNotice, Caller, Decision, Effect, Event, Outcome, Timer, TimerKind},
 };
+
+/// Longest URL of a receiver, in bytes.
+const MAX_URL_BYTES: usize = 2_048;
+
+/// Returns the receivers of webhooks about an approval, each once.
+fn receivers(rule: &ApprovalRule, variables: &Variables) -> Result<Vec<String>, String> {
+    let mut urls: Vec<String> = Vec::new();
+    for template in &rule.webhooks {
+        let given = match template.evaluate(variables)? {
+            Value::Array(items) => items,
+            Value::Null => Vec::new(),
+            other => vec![other],
+        };
+        for url in given {
+            match url {
+                Value::String(url) if !url.is_empty() && url.len() <= MAX_URL_BYTES => {
+                    if !urls.contains(&url) {
+                        urls.push(url);
+                    }
+                }
+                Value::String(url) if url.is_empty() => {}
+                Value::String(_) => {
+                    return Err(format!("the URL of a webhook has more than {MAX_URL_BYTES} bytes"));
+                }
+                other => return Err(format!("a receiver of webhooks is {other}, not a URL")),
+            }
+        }
+    }
+    if urls.len() > MAX_RECEIVERS {
+        return Err(format!("an approval has {} receivers of webhooks; the limit is {MAX_RECEIVERS}", urls.len()));
+    }
+    Ok(urls)
+}
+
+/// Returns what is published about an approval. The URLs of receivers may contain secrets.
+pub(super) fn published(approval: &Approval) -> Value {
+    json!(Approval { webhooks: Vec::new(), ..approval.clone() })
+}
 
 impl Run<'_> {
     /// Opens the approval of a state that was entered now.
@@ -17,6 +56,7 @@ impl Run<'_> {
         let Some(rule) = &state.approval else { return Ok(()) };
         let subject = rule.subject.evaluate(&self.variables(event))?;
         let digest = Sha256::digest(canonical(&subject).as_bytes());
+        let webhooks = receivers(rule, &self.variables(event))?;
         let approval = Approval {
             state: state.name.clone(),
             epoch: self.task.epoch,
@@ -26,10 +66,43 @@ impl Run<'_> {
             quorum: rule.quorum,
             groups: rule.groups.clone(),
             decisions: Vec::new(),
+            webhooks,
         };
-        self.notice("approval.requested", json!({"approval": approval}));
+        self.notice("approval.requested", json!({"approval": published(&approval)}));
         self.task.approval = Some(approval);
+        self.tell_receivers("task.approval.requested");
         Ok(())
+    }
+
+    /// Tells the receivers of the open approval what has happened to it.
+    pub(super) fn tell_receivers(&mut self, event: &'static str) {
+        let Some(approval) = self.task.approval.as_ref().filter(|approval| !approval.webhooks.is_empty()) else {
+            return;
+        };
+        let rule =
+            self.definition.state(&approval.state).and_then(|index| self.definition.states[index].approval.as_ref());
+        let is_expiry = |timer: &&Timer| timer.kind == TimerKind::Expire && timer.state == approval.state;
+        self.effects.push(Effect::Webhook(ApprovalNotice {
+            event,
+            approval: approval.clone(),
+            state: self.task.state(),
+            allows_creator: rule.is_some_and(|rule| rule.allow_creator),
+            expires_at: self.task.timers.iter().find(is_expiry).map(|timer| timer.due),
+        }));
+    }
+
+    /// Tells the receivers how the approval ended. They are told nothing afterwards.
+    pub(super) fn tell_end(&mut self, event: &'static str) {
+        self.tell_receivers(event);
+        if let Some(approval) = &mut self.task.approval {
+            approval.webhooks.clear();
+        }
+    }
+
+    /// Closes the approval. Receivers that wait for its end are told that there will be no decision.
+    pub(super) fn close_approval(&mut self) {
+        self.tell_end("task.approval.withdrawn");
+        self.task.approval = None;
     }
 
     /// Counts a decision. The last one that is needed becomes the event `approval.granted` or `approval.denied`.
@@ -91,6 +164,7 @@ impl Run<'_> {
         if is_granted || !approve {
             let kind = if approve { "approval.granted" } else { "approval.denied" };
             self.created.push(Event { payload, ..self.own_event(kind, actor) });
+            self.tell_end(if approve { "task.approval.granted" } else { "task.approval.denied" });
         }
     }
 }

@@ -83,8 +83,8 @@ impl Run<'_> {
         check_size(self.definition, &self.task.data)?;
         let event = self.own_event("task.migrated", &migration.actor);
         let (state, version) = (self.task.state(), self.definition.version);
+        self.close_approval();
         self.task.active.clear();
-        self.task.approval = None;
         self.move_lifetime(from);
         let counters = self.task.counters.len();
         self.task.counters.retain(|name, _| self.definition.counters.contains_key(name));

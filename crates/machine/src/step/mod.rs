@@ -317,8 +317,8 @@ impl<'a> Run<'a> {
         self.task.status = status;
         self.task.ended_at = Some(self.now);
         self.task.paused_at = None;
+        self.close_approval();
         self.task.timers.clear();
-        self.task.approval = None;
         for event in std::mem::take(&mut self.task.deferred) {
             self.record(
                 &event,

@@ -91,11 +91,12 @@ impl<'a> Run<'a> {
     }
 
     fn leave(&mut self) {
-        let Some(left) = self.task.active.pop() else { return };
-        self.task.timers.retain(|timer| timer.state != left.state || timer.kind == TimerKind::Lifetime);
+        let Some(left) = self.task.active.last().cloned() else { return };
         if self.task.approval.as_ref().is_some_and(|approval| approval.epoch == left.epoch) {
-            self.task.approval = None;
+            self.close_approval();
         }
+        self.task.active.pop();
+        self.task.timers.retain(|timer| timer.state != left.state || timer.kind == TimerKind::Lifetime);
     }
 
     /// Enters the states from below `around` to `target`, and from there the first inner ones.

@@ -3,7 +3,7 @@
 use faena_domain::Timestamp;
 use serde_json::json;
 
-use super::Run;
+use super::{Run, approval::published};
 use crate::{
     definition::{State, StateIndex},
     task::{Effect, Outcome, Status, Timer, TimerKind},
@@ -73,8 +73,9 @@ impl Run<'_> {
                 self.offer(&event).map(|_| ())
             }
             TimerKind::Remind => {
-                let approval = json!(self.task.approval);
+                let approval = self.task.approval.as_ref().map(published);
                 self.notice("approval.reminder", json!({"approval": approval}));
+                self.tell_receivers("task.approval.reminder");
                 Ok(())
             }
             TimerKind::Escalate => {
@@ -86,6 +87,7 @@ impl Run<'_> {
                 let Some(target) = expiry.map(|expiry| expiry.to) else { return Ok(()) };
                 let event = self.own_event("approval.expired", ACTOR);
                 self.notice("approval.expired", json!({}));
+                self.tell_end("task.approval.expired");
                 self.go_to(&event, Some(index), target, Vec::new(), Some("no decision in time".into()))
             }
             TimerKind::Lifetime => Ok(()),
@@ -138,8 +140,9 @@ impl Run<'_> {
         }
         let event = self.own_event("approval.escalated", ACTOR);
         self.record(&event, Outcome::Applied, None, Vec::new(), Some(format!("to {}", escalation.groups.join(", "))));
-        let approval = json!(self.task.approval);
+        let approval = self.task.approval.as_ref().map(published);
         self.notice("approval.escalated", json!({"approval": approval, "groups": escalation.groups}));
+        self.tell_receivers("task.approval.escalated");
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod approval_webhooks;
 mod approvals;
 mod coding_task;
 mod deferred;

@@ -65,6 +65,7 @@ states:
       remind: 1h
       escalate: { after: 1d, groups: three }
       expires: { after: 2d, to: STOPPED }
+      webhook: ["https://example.org/approvals", ctx.text]
     timers: { once: { after: 1m }, often: { every: 1m } }
     unexpected: { ask: defer }
     on:
@@ -151,6 +152,7 @@ fn faults_that_an_editor_can_see_are_refused() {
         ("/states/A/approval", json!({"quorum": 2})),
         ("/states/A/approval", json!({"subject": "ctx", "quorum": 0})),
         ("/states/A/approval", json!({"subject": "ctx", "expires": {"after": "1d"}})),
+        ("/states/A/approval", json!({"subject": "ctx", "webhook": 7})),
         ("/states/A/entry", json!([{"data": 1}])),
         ("/states/A/entry", json!([{"emit": "go", "job": "x", "name": "x"}])),
         ("/states/A/entry", json!([{"job": "x"}])),

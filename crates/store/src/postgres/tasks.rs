@@ -17,6 +17,7 @@ use super::{
     machines::{definition, from_version_number, machine, machines, register},
     submit, task_lists,
     task_writes::{BEGIN, Frame, TaskWrites},
+    webhooks,
 };
 use crate::{
     LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError, StoredMachine,
@@ -117,6 +118,7 @@ pub struct AfterCommit {
     /// The earliest time at which a task is due now and was not due before.
     new_due: Option<Timestamp>,
     has_events: bool,
+    has_webhooks: bool,
     deadlines_missed: usize,
 }
 
@@ -124,6 +126,7 @@ impl AfterCommit {
     fn add(&mut self, batch: &Batch, plan: &Plan) {
         self.new_due = self.new_due.into_iter().chain(batch.new_due()).min();
         self.has_events |= !plan.events.is_empty();
+        self.has_webhooks |= !plan.webhooks.is_empty();
         self.deadlines_missed += plan.deadlines_missed();
     }
 
@@ -132,6 +135,9 @@ impl AfterCommit {
         shared.signal(self.new_due.map(Signal::TaskDue));
         if self.has_events {
             shared.signal([Signal::Event]);
+        }
+        if self.has_webhooks {
+            shared.signal([Signal::Webhook]);
         }
     }
 }
@@ -189,7 +195,8 @@ async fn create_all(
     after_commit: &mut AfterCommit,
 ) -> Result<()> {
     let mut planned = Planned::new(shared, tasks, after_commit).await?;
-    if planned.plan.jobs.is_empty() && tasks.iter().all(|(task, _)| task.audit.is_none()) {
+    let is_plain = planned.plan.jobs.is_empty() && planned.plan.webhooks.is_empty();
+    if is_plain && tasks.iter().all(|(task, _)| task.audit.is_none()) {
         return planned.writes.send(client, Frame::Whole).await;
     }
     client.batch_execute(BEGIN).await?;
@@ -218,7 +225,7 @@ impl Planned {
         Ok(Planned { plan, lanes, writes, now })
     }
 
-    /// Writes what needs more than one statement: jobs, and entries in the audit log.
+    /// Writes what needs more than one statement: jobs, webhooks, and entries in the audit log.
     async fn write_first(
         &mut self,
         shared: &Shared,
@@ -231,6 +238,7 @@ impl Planned {
                 audit::add(client, entry, *now).await?;
             }
         }
+        put_webhooks(client, &self.plan).await?;
         let (jobs, lanes) = (std::mem::take(&mut self.plan.jobs), std::mem::take(&mut self.lanes));
         submit_jobs(shared, client, jobs, lanes, after_commit, self.now).await
     }
@@ -248,6 +256,10 @@ pub async fn create_in(
     let mut planned = Planned::new(shared, &tasks, after_commit).await?;
     planned.write_first(shared, client, &tasks, after_commit).await?;
     planned.writes.send(client, Frame::Inside).await
+}
+
+async fn put_webhooks(client: &Object, plan: &Plan) -> Result<()> {
+    if plan.webhooks.is_empty() { Ok(()) } else { webhooks::put(client, &plan.webhooks).await }
 }
 
 async fn submit_jobs(
@@ -343,6 +355,7 @@ async fn apply_framed(
     let now = calls.iter().map(|(_, now)| *now).max().unwrap_or_default();
     let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
     after_commit.add(&batch, &plan);
+    put_webhooks(client, &plan).await?;
     submit_jobs(shared, client, std::mem::take(&mut plan.jobs), lanes, after_commit, now).await?;
     let frame = if frame == Frame::Whole { Frame::Last } else { frame };
     TaskWrites::of_changed(&mut batch, &plan, now)?.send(client, frame).await?;
@@ -550,5 +563,6 @@ async fn prune_in(client: &Object, before: Timestamp, limit: usize) -> Result<us
     {
         client.execute(&format!("DELETE FROM faena.{table} WHERE {column} = ANY($1)"), &[&ids]).await?;
     }
+    webhooks::remove(client, &ids).await?;
     Ok(ids.len())
 }

@@ -1,11 +1,11 @@
-//! Webhooks: notifications about finished jobs.
+//! Webhooks: notifications about finished jobs and about approvals of tasks.
 
 use std::{borrow::Cow, collections::HashMap};
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
 use faena_domain::{
-    JobId, JobOptions, LogLine, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView,
+    JobId, JobOptions, LogLine, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookSubject, WebhookView,
 };
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
@@ -32,7 +32,7 @@ impl WebhookStore for Postgres {
         self.shared.retrying(|| settle(&self.shared, &results, now)).await
     }
 
-    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<WebhookSubject>> {
         self.shared.retrying(|| redeliver(&self.shared, id, by, now)).await
     }
 
@@ -97,22 +97,24 @@ pub async fn create(client: &Object, jobs: Vec<(Uuid, JobOptions)>) -> Result<()
     put(client, &webhooks).await
 }
 
-async fn put(client: &Object, webhooks: &[NewWebhook]) -> Result<()> {
+/// Writes webhooks that are due now.
+pub async fn put(client: &Object, webhooks: &[NewWebhook]) -> Result<()> {
     let ids: Vec<Uuid> = webhooks.iter().map(|webhook| webhook.id.0).collect();
-    let jobs: Vec<Uuid> = webhooks.iter().map(|webhook| webhook.job.0).collect();
-    let correlations: Vec<&str> = webhooks.iter().map(|webhook| webhook.correlation.as_str()).collect();
+    let subjects: Vec<Uuid> = webhooks.iter().map(|webhook| webhook.subject.id()).collect();
+    let events: Vec<&str> = webhooks.iter().map(|webhook| webhook.event.as_str()).collect();
+    let correlations: Vec<Cow<str>> = webhooks.iter().map(|webhook| storable(&webhook.correlation)).collect();
     let traces: Vec<Option<&str>> = webhooks.iter().map(|webhook| webhook.traceparent.as_deref()).collect();
     let urls: Vec<Cow<str>> = webhooks.iter().map(|webhook| storable(&webhook.url)).collect();
-    let hosts: Vec<&str> = webhooks.iter().map(|webhook| webhook.host.as_str()).collect();
+    let hosts: Vec<Cow<str>> = webhooks.iter().map(|webhook| storable(&webhook.host)).collect();
     let bodies: Vec<&str> = webhooks.iter().map(|webhook| webhook.body.as_str()).collect();
     let times: Vec<i64> = webhooks.iter().map(|webhook| webhook.created_at.as_ms()).collect();
     client
         .execute(
-            "INSERT INTO faena.webhook (id, job, correlation, traceparent, url, host, body, created_at, state, due_at)
-             SELECT id, job, correlation, traceparent, url, host, body, at, 0, at
-             FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int8[])
-                 AS w(id, job, correlation, traceparent, url, host, body, at)",
-            &[&ids, &jobs, &correlations, &traces, &urls, &hosts, &bodies, &times],
+            "INSERT INTO faena.webhook (id, subject, event, correlation, traceparent, url, host, body, created_at, state, due_at)
+             SELECT id, subject, event, correlation, traceparent, url, host, body, at, 0, at
+             FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int8[], $9::text[])
+                 AS w(id, subject, correlation, traceparent, url, host, body, at, event)",
+            &[&ids, &subjects, &correlations, &traces, &urls, &hosts, &bodies, &times, &events],
         )
         .await?;
     Ok(())
@@ -171,8 +173,8 @@ async fn due(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> R
     let statement = client
         .prepare_cached(&format!(
             "{HOSTS}
-             SELECT w.id, w.job, w.correlation, w.traceparent, w.url, w.body, w.attempts, w.spent, w.state, w.lost,
-                    w.due_at, w.host
+             SELECT w.id, w.subject, w.correlation, w.traceparent, w.url, w.body, w.attempts, w.spent, w.state, w.lost,
+                    w.due_at, w.host, w.event
              FROM hosts LEFT JOIN unnest($2::text[], $3::int8[]) AS r(host, room) ON r.host = hosts.host
              CROSS JOIN LATERAL (
                  SELECT * FROM faena.webhook WHERE host = hosts.host AND due_at <= $1
@@ -186,9 +188,11 @@ async fn due(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> R
     rows.iter()
         .map(|row| {
             let (attempts, spent) = (count(row, 6), count(row, 7));
+            let event: String = row.get(12);
             let delivery = Delivery {
                 id: WebhookId(row.get(0)),
-                job: JobId(row.get(1)),
+                subject: WebhookSubject::of(&event, row.get(1)),
+                event,
                 correlation_id: row.get(2),
                 traceparent: row.get(3),
                 url: row.get(4),
@@ -236,7 +240,7 @@ async fn record_lost_attempt(
             &[&now.as_ms(), &stored(due_webhook.lost), &delivery.id.0],
         )
         .await?;
-    add_log_entries(client, limits, vec![(delivery.job.0, lost_line(&delivery.url, now))]).await?;
+    add_log_entries(client, limits, vec![(delivery.subject.id(), lost_line(&delivery.url, now))]).await?;
     Ok(false)
 }
 
@@ -296,7 +300,7 @@ async fn settle_in(
     for result in results {
         let row = settle_one(client, result, now).await?;
         answers.push(row.is_some());
-        entries.extend(row.map(|(job, url)| (job, result.log_line(&url))));
+        entries.extend(row.map(|(subject, url)| (subject, result.log_line(&url))));
     }
     add_log_entries(client, limits, entries).await?;
     Ok(answers)
@@ -308,11 +312,11 @@ async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> 
         .prepare_cached(sql!(
             "WITH settled AS (
                  UPDATE faena.webhook SET state = $1, due_at = $2, settled_at = $3, node = NULL
-                 WHERE id = $4 AND attempts = $5 AND state = {WEBHOOK_SENDING} RETURNING id, job, url),
+                 WHERE id = $4 AND attempts = $5 AND state = {WEBHOOK_SENDING} RETURNING id, subject, url),
              attempt AS (
                  INSERT INTO faena.webhook_attempt (webhook, number, at, took_ms, status, error, answer)
                  SELECT id, $5, $6, $7, $8, $9, $10 FROM settled)
-             SELECT job, url FROM settled"
+             SELECT subject, url FROM settled"
         ))
         .await?;
     let row = client
@@ -343,7 +347,8 @@ async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> 
     Ok(row.map(|row| (row.get(0), row.get(1))))
 }
 
-/// Adds log entries of those jobs that still exist: a job may be deleted before its webhook is delivered.
+/// Adds log entries of those jobs that still exist: a job may be deleted before its webhook is delivered, and a webhook about a
+/// task has none.
 async fn add_log_entries(client: &Object, limits: &StoredJobLimits, entries: Vec<(Uuid, LogLine)>) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
@@ -381,20 +386,23 @@ pub async fn release_abandoned(shared: &Shared, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-pub async fn redeliver(shared: &Shared, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+pub async fn redeliver(shared: &Shared, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<WebhookSubject>> {
     let client = shared.begin().await?;
     let result = redeliver_in(&client, id, by, now).await;
-    let job = client.end(result).await?;
-    if job.is_some() {
+    let subject = client.end(result).await?;
+    if subject.is_some() {
         shared.signal([Signal::Webhook]);
     }
-    Ok(job)
+    Ok(subject)
 }
 
-async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
-    let row = client.query_opt("SELECT job, url, state FROM faena.webhook WHERE id = $1 FOR UPDATE", &[&id.0]).await?;
+async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<WebhookSubject>> {
+    let row = client
+        .query_opt("SELECT subject, url, state, event FROM faena.webhook WHERE id = $1 FOR UPDATE", &[&id.0])
+        .await?;
     let Some(row) = row else { return Ok(None) };
-    let (job, url, was): (_, String, _) = (JobId(row.get(0)), row.get(1), state_of(row.get(2))?);
+    let (subject, url, was): (_, String, _) =
+        (WebhookSubject::of(row.get(3), row.get(0)), row.get(1), state_of(row.get(2))?);
     if !was.is_terminal() {
         return Err(unsettled(id, was));
     }
@@ -404,30 +412,31 @@ async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) 
             &[&now.as_ms(), &id.0],
         )
         .await?;
-    audit::add(client, &redelivered(id, job, &url, was, by), now).await?;
-    Ok(Some(job))
+    audit::add(client, &redelivered(id, subject, &url, was, by), now).await?;
+    Ok(Some(subject))
 }
 
-/// Deletes the webhooks of deleted jobs, except those that are still to be delivered.
-pub async fn remove(client: &Object, jobs: &[Uuid]) -> Result<()> {
+/// Deletes the webhooks of deleted jobs or tasks, except those that are still to be delivered.
+pub async fn remove(client: &Object, subjects: &[Uuid]) -> Result<()> {
     client
         .execute(
-            "WITH deleted AS (DELETE FROM faena.webhook WHERE job = ANY($1) AND settled_at IS NOT NULL RETURNING id)
+            "WITH deleted AS (DELETE FROM faena.webhook WHERE subject = ANY($1) AND settled_at IS NOT NULL RETURNING id)
              DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM deleted)",
-            &[&jobs],
+            &[&subjects],
         )
         .await?;
     Ok(())
 }
 
-/// Deletes webhooks of deleted jobs that are older than the retention of every job.
+/// Deletes webhooks of deleted jobs and tasks that are older than the retention of every job.
 pub async fn prune(client: &Object, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     client
         .execute(
             "WITH deleted AS (
                  DELETE FROM faena.webhook WHERE id IN (
-                     SELECT id FROM faena.webhook WHERE settled_at < $1 ORDER BY settled_at LIMIT $2
+                     SELECT id FROM faena.webhook w WHERE settled_at < $1
+                         AND NOT EXISTS (SELECT FROM faena.task t WHERE t.id = w.subject) ORDER BY settled_at LIMIT $2
                      FOR UPDATE SKIP LOCKED) RETURNING id)
              DELETE FROM faena.webhook_attempt WHERE webhook IN (SELECT id FROM deleted)",
             &[&cutoff, &i64::try_from(limit).unwrap_or(i64::MAX)],
@@ -436,7 +445,7 @@ pub async fn prune(client: &Object, retention: &Retention, limit: usize, now: Ti
     Ok(())
 }
 
-const COLUMNS: &str = "id, job, correlation, url, state, created_at, due_at, settled_at, attempts";
+const COLUMNS: &str = "id, subject, event, correlation, url, state, created_at, due_at, settled_at, attempts";
 
 pub async fn get(shared: &Shared, id: WebhookId) -> Result<Option<WebhookView>> {
     let client = shared.client().await?;
@@ -448,7 +457,7 @@ async fn get_in(client: &Object, id: WebhookId) -> Result<Option<WebhookView>> {
     let sql = format!("SELECT {COLUMNS}, body FROM faena.webhook WHERE id = $1");
     let Some(row) = client.query_opt(&sql, &[&id.0]).await? else { return Ok(None) };
     let mut view = view(&row);
-    view.body = Some(raw(row.get(9))?);
+    view.body = Some(raw(row.get(10))?);
     let rows = client
         .query(
             "SELECT number, at, took_ms, status, error, answer FROM faena.webhook_attempt WHERE webhook = $1 ORDER BY number",
@@ -513,8 +522,8 @@ fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Paramet
         parameters.push(value);
         sql.push_str(&format!(" AND {column} = ${}", parameters.len()));
     };
-    if let Some(job) = filter.job {
-        add("job", Box::new(job.0));
+    for subject in filter.job.map(|id| id.0).into_iter().chain(filter.task.map(|id| id.0)) {
+        add("subject", Box::new(subject));
     }
     if let Some(state) = filter.state {
         add("state", Box::new(state.code()));
@@ -527,17 +536,21 @@ fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Paramet
 
 fn view(row: &Row) -> WebhookView {
     let at = |column: usize| row.get::<_, Option<i64>>(column).map(Timestamp::from_ms);
+    let event: String = row.get(2);
+    let subject = WebhookSubject::of(&event, row.get(1));
     WebhookView {
         id: WebhookId(row.get(0)),
-        job_id: JobId(row.get(1)),
-        correlation_id: row.get(2),
-        url: row.get(3),
-        state: WebhookState::from_code(row.get(4)).unwrap_or(WebhookState::Failed),
-        created_at: Timestamp::from_ms(row.get(5)),
-        due_at: at(6),
-        settled_at: at(7),
+        event,
+        job_id: subject.job(),
+        task_id: subject.task(),
+        correlation_id: row.get(3),
+        url: row.get(4),
+        state: WebhookState::from_code(row.get(5)).unwrap_or(WebhookState::Failed),
+        created_at: Timestamp::from_ms(row.get(6)),
+        due_at: at(7),
+        settled_at: at(8),
         delay_reason: None,
-        attempts: count(row, 8),
+        attempts: count(row, 9),
         body: None,
         history: Vec::new(),
     }

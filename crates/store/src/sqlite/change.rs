@@ -320,7 +320,7 @@ pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
 /// Deletes a job that is in no queue, with everything that belongs to it.
 pub fn remove(tx: &Tx, lane: LaneId, id: JobId) -> Result<()> {
     clean_up(tx, id, JobExit::Deleted)?;
-    webhooks::remove(tx, id)?;
+    webhooks::remove(tx, id.0)?;
     let options = read::lane_and_options(tx.connection, id)?.map(|(_, options)| options).unwrap_or_default();
     let connection = tx.connection;
     replace_labels(tx, id, &labels_of(&options), &[])?;

@@ -13,6 +13,7 @@ use super::{
     machines::{definition, machine, machines, register},
     submit::submit,
     task_queue::TimedInputs,
+    webhooks,
     writer::Tx,
 };
 use crate::{
@@ -280,6 +281,9 @@ fn write(tx: &Tx, plan: Plan, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>
     if !plan.events.is_empty() {
         tx.signal(Signal::Event);
     }
+    for webhook in plan.webhooks {
+        webhooks::put(tx, webhook)?;
+    }
     Ok(plan.answers)
 }
 
@@ -498,6 +502,7 @@ fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<usize> {
         .query_map((before.as_ms(), limit as i64), |row| Ok(TaskId(row.get(0)?)))?
         .collect::<rusqlite::Result<_>>()?;
     for id in &ids {
+        webhooks::remove(tx, id.0)?;
         for sql in [
             "DELETE FROM task_record WHERE task = ?",
             "DELETE FROM task_inbox WHERE task = ?",

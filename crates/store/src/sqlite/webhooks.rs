@@ -1,7 +1,9 @@
-//! Webhooks: notifications about finished jobs.
+//! Webhooks: notifications about finished jobs and about approvals of tasks.
 
 use async_trait::async_trait;
-use faena_domain::{JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookView};
+use faena_domain::{
+    JobId, JobOptions, NodeId, Timestamp, WebhookAttempt, WebhookId, WebhookState, WebhookSubject, WebhookView,
+};
 use rusqlite::{Connection, OptionalExtension, Row};
 use uuid::Uuid;
 
@@ -27,7 +29,7 @@ impl WebhookStore for Sqlite {
         self.writer.call(move |tx| settle(tx, &results, now)).await
     }
 
-    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
+    async fn webhook_redeliver(&self, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<WebhookSubject>> {
         let by = by.to_owned();
         self.writer.call(move |tx| redeliver(tx, id, &by, now)).await
     }
@@ -78,21 +80,26 @@ pub fn create(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOption
         })
         .optional()?;
     let Some(ended) = ended else { return Ok(()) };
-    let webhook = NewWebhook::new(ended, url, options)?;
+    put(tx, NewWebhook::new(ended, url, options)?)
+}
+
+/// Writes a webhook that is due now.
+pub fn put(tx: &Tx, webhook: NewWebhook) -> Result<()> {
     tx.connection
         .prepare_cached(
-            "INSERT INTO webhook (id, job, correlation, traceparent, url, host, body, created_at, state, due_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?8)",
+            "INSERT INTO webhook (id, subject, event, correlation, traceparent, url, host, body, created_at, state, due_at)
+             VALUES (?1, ?2, ?9, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?8)",
         )?
         .execute((
             webhook.id.0,
-            webhook.job.0,
+            webhook.subject.id(),
             webhook.correlation,
             webhook.traceparent,
             webhook.url,
             webhook.host,
             webhook.body,
             webhook.created_at.as_ms(),
+            webhook.event,
         ))?;
     tx.signal(Signal::Webhook);
     Ok(())
@@ -149,14 +156,16 @@ fn hosts(connection: &Connection) -> Result<Vec<String>> {
 
 fn due(connection: &Connection, host: &str, room: usize, now: Timestamp) -> Result<Vec<DueWebhook>> {
     let mut statement = connection.prepare_cached(
-        "SELECT id, job, correlation, traceparent, url, body, attempts, spent, state, lost, due_at FROM webhook
+        "SELECT id, subject, correlation, traceparent, url, body, attempts, spent, state, lost, due_at, event FROM webhook
          WHERE host = ?1 AND due_at <= ?2 ORDER BY due_at, id LIMIT ?3",
     )?;
     let rows = statement.query_map((host, now.as_ms(), i64::try_from(room).unwrap_or(i64::MAX)), |row| {
         let (attempts, spent): (u32, u32) = (row.get(6)?, row.get(7)?);
+        let event: String = row.get(11)?;
         let delivery = Delivery {
             id: WebhookId(row.get(0)?),
-            job: JobId(row.get(1)?),
+            subject: WebhookSubject::of(&event, row.get(1)?),
+            event,
             correlation_id: row.get(2)?,
             traceparent: row.get(3)?,
             url: row.get(4)?,
@@ -191,8 +200,10 @@ fn record_lost_attempt(tx: &Tx, due_webhook: &mut DueWebhook, allowed: u32, now:
             sql!("UPDATE webhook SET state = {WEBHOOK_FAILED}, due_at = NULL, node = NULL, settled_at = ?, lost = ? WHERE id = ?"),
         )?
         .execute((now.as_ms(), due_webhook.lost, delivery.id.0))?;
-    if has_job(tx, delivery.job)? {
-        add_log_entry(tx, delivery.job, None, lost_line(&delivery.url, now))?;
+    if let Some(job) = delivery.subject.job()
+        && has_job(tx, job)?
+    {
+        add_log_entry(tx, job, None, lost_line(&delivery.url, now))?;
     }
     Ok(false)
 }
@@ -226,14 +237,14 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
         .connection
         .prepare_cached(sql!(
             "UPDATE webhook SET state = ?1, due_at = ?2, settled_at = ?3, node = NULL
-             WHERE id = ?4 AND attempts = ?5 AND state = {WEBHOOK_SENDING} RETURNING job, url"
+             WHERE id = ?4 AND attempts = ?5 AND state = {WEBHOOK_SENDING} RETURNING subject, url"
         ))?
         .query_row(
             (result.next.state().code(), result.next.due_at_ms(), settled_at, result.id.0, result.number),
             |row| Ok((row.get(0)?, row.get(1)?)),
         )
         .optional()?;
-    let Some((job, url)) = row else { return Ok(false) };
+    let Some((subject, url)) = row else { return Ok(false) };
     tx.connection
         .prepare_cached(
             "INSERT INTO webhook_attempt (webhook, number, at, took_ms, status, error, answer) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -252,9 +263,9 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
             .prepare_cached("DELETE FROM webhook_attempt WHERE webhook = ? AND number <= ?")?
             .execute((result.id.0, result.number - KEPT_ATTEMPTS))?;
     }
-    // The job may be deleted before its webhook is delivered.
-    if has_job(tx, JobId(job))? {
-        add_log_entry(tx, JobId(job), None, result.log_line(&url))?;
+    // The job may be deleted before its webhook is delivered, and a webhook about a task has none.
+    if has_job(tx, JobId(subject))? {
+        add_log_entry(tx, JobId(subject), None, result.log_line(&url))?;
     }
     if let WebhookNext::Again { .. } = result.next {
         tx.signal(Signal::Webhook);
@@ -280,14 +291,14 @@ pub fn release_abandoned(tx: &Tx, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
-    let row: Option<(Uuid, String, i16)> = tx
+pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Option<WebhookSubject>> {
+    let row: Option<(Uuid, String, i16, String)> = tx
         .connection
-        .prepare_cached("SELECT job, url, state FROM webhook WHERE id = ?")?
-        .query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .prepare_cached("SELECT subject, url, state, event FROM webhook WHERE id = ?")?
+        .query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
         .optional()?;
-    let Some((job, url, state)) = row else { return Ok(None) };
-    let (job, was) = (JobId(job), state_of(state)?);
+    let Some((subject, url, state, event)) = row else { return Ok(None) };
+    let (subject, was) = (WebhookSubject::of(&event, subject), state_of(state)?);
     if !was.is_terminal() {
         return Err(unsettled(id, was));
     }
@@ -296,17 +307,17 @@ pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Opt
             sql!("UPDATE webhook SET state = {WEBHOOK_WAITING}, due_at = ?, settled_at = NULL, spent = attempts, lost = 0 WHERE id = ?"),
         )?
         .execute((now.as_ms(), id.0))?;
-    audit::add(tx, &redelivered(id, job, &url, was, by), now)?;
+    audit::add(tx, &redelivered(id, subject, &url, was, by), now)?;
     tx.signal(Signal::Webhook);
-    Ok(Some(job))
+    Ok(Some(subject))
 }
 
-/// Deletes the webhooks of a deleted job, except those that are still to be delivered.
-pub fn remove(tx: &Tx, job: JobId) -> Result<()> {
+/// Deletes the webhooks of a deleted job or task, except those that are still to be delivered.
+pub fn remove(tx: &Tx, subject: Uuid) -> Result<()> {
     let settled: Vec<Uuid> = tx
         .connection
-        .prepare_cached("SELECT id FROM webhook WHERE job = ? AND settled_at IS NOT NULL")?
-        .query_map([job.0], |row| row.get(0))?
+        .prepare_cached("SELECT id FROM webhook WHERE subject = ? AND settled_at IS NOT NULL")?
+        .query_map([subject], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     remove_all(tx, &settled)
 }
@@ -319,23 +330,23 @@ fn remove_all(tx: &Tx, ids: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Deletes webhooks of deleted jobs that are older than the retention of every job.
+/// Deletes webhooks of deleted jobs and tasks that are older than the retention of every job.
 pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     let old: Vec<Uuid> = tx
         .connection
-        .prepare_cached("SELECT id FROM webhook WHERE settled_at < ? ORDER BY settled_at LIMIT ?")?
+        .prepare_cached("SELECT id FROM webhook WHERE settled_at < ? AND subject NOT IN (SELECT id FROM task) ORDER BY settled_at LIMIT ?")?
         .query_map((cutoff, i64::try_from(limit).unwrap_or(i64::MAX)), |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     remove_all(tx, &old)
 }
 
-const COLUMNS: &str = "id, job, correlation, url, state, created_at, due_at, settled_at, attempts";
+const COLUMNS: &str = "id, subject, event, correlation, url, state, created_at, due_at, settled_at, attempts";
 
 pub fn get(connection: &Connection, id: WebhookId) -> Result<Option<WebhookView>> {
     let row = connection
         .prepare_cached(&format!("SELECT {COLUMNS}, body FROM webhook WHERE id = ?"))?
-        .query_row([id.0], |row| Ok((view(row)?, row.get::<_, String>(9)?)))
+        .query_row([id.0], |row| Ok((view(row)?, row.get::<_, String>(10)?)))
         .optional()?;
     let Some((mut view, body)) = row else { return Ok(None) };
     view.body = Some(raw(body)?);
@@ -385,8 +396,8 @@ fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Vec<Box
         parameters.push(value);
         sql.push_str(&format!(" AND {column} = ?{}", parameters.len()));
     };
-    if let Some(job) = filter.job {
-        add("job", Box::new(job.0));
+    for subject in filter.job.map(|id| id.0).into_iter().chain(filter.task.map(|id| id.0)) {
+        add("subject", Box::new(subject));
     }
     if let Some(state) = filter.state {
         add("state", Box::new(state.code()));
@@ -399,17 +410,21 @@ fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Vec<Box
 
 fn view(row: &Row) -> rusqlite::Result<WebhookView> {
     let at = |column: usize| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(Timestamp::from_ms));
+    let event: String = row.get(2)?;
+    let subject = WebhookSubject::of(&event, row.get(1)?);
     Ok(WebhookView {
         id: WebhookId(row.get(0)?),
-        job_id: JobId(row.get(1)?),
-        correlation_id: row.get(2)?,
-        url: row.get(3)?,
-        state: WebhookState::from_code(row.get(4)?).unwrap_or(WebhookState::Failed),
-        created_at: Timestamp::from_ms(row.get(5)?),
-        due_at: at(6)?,
-        settled_at: at(7)?,
+        event,
+        job_id: subject.job(),
+        task_id: subject.task(),
+        correlation_id: row.get(3)?,
+        url: row.get(4)?,
+        state: WebhookState::from_code(row.get(5)?).unwrap_or(WebhookState::Failed),
+        created_at: Timestamp::from_ms(row.get(6)?),
+        due_at: at(7)?,
+        settled_at: at(8)?,
         delay_reason: None,
-        attempts: row.get(8)?,
+        attempts: row.get(9)?,
         body: None,
         history: Vec::new(),
     })

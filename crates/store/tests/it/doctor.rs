@@ -103,9 +103,9 @@ async fn fill_limits_and_deliveries(fixture: &Fixture, done: JobId) -> JobId {
     let id_literal = |n: u128| literal(fixture, uuid::Uuid::from_u128(n));
     for sql in [
         format!(
-            "INSERT INTO webhook (id, job, correlation, url, host, body, created_at, state, due_at, settled_at, attempts) VALUES
-             ({}, {done}, 'c', 'http://x/', 'x', '{{}}', {now}, 0, {now}, NULL, 0),
-             ({}, {done}, 'c', 'http://x/', 'x', '{{}}', {now}, 2, NULL, {now}, 1)",
+            "INSERT INTO webhook (id, subject, event, correlation, url, host, body, created_at, state, due_at, settled_at, attempts) VALUES
+             ({}, {done}, 'job.status', 'c', 'http://x/', 'x', '{{}}', {now}, 0, {now}, NULL, 0),
+             ({}, {done}, 'job.status', 'c', 'http://x/', 'x', '{{}}', {now}, 2, NULL, {now}, 1)",
             id_literal(1),
             id_literal(2)
         ),

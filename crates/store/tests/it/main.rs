@@ -8,6 +8,7 @@
 
 mod actors;
 mod api_keys;
+mod approval_webhooks;
 mod attempts;
 mod audit;
 mod bounds;
@@ -106,6 +107,12 @@ behaviours! {
     task_signals:
         every_end_of_a_job_wakes_its_task,
         only_an_earlier_due_time_is_announced;
+    approval_webhooks:
+        a_webhook_is_stored_with_the_change_of_an_approval,
+        every_receiver_is_told_each_change_of_an_approval,
+        the_decision_about_an_approval_is_told_with_those_who_decided,
+        a_large_subject_is_named_by_its_hash_only,
+        webhooks_of_an_approval_are_deleted_with_their_task;
     doctor_tasks:
         healthy_tasks_in_every_state_have_no_finding,
         a_task_without_its_timers_gets_them_again,

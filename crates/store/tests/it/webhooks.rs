@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use faena_domain::{ErrorReason, JobId, JobState, NewJob, NodeId, Timestamp, WebhookId, WebhookState, WebhookView};
+use faena_domain::{
+    ErrorReason, JobId, JobState, NewJob, NodeId, Timestamp, WebhookId, WebhookState, WebhookSubject, WebhookView,
+};
 use faena_store::{
     AuditFilter, Delivery, Retention, RunOutcome, Signal, StoreError, WebhookFilter, WebhookNext, WebhookResult,
     WebhookTakeRequest, WebhookTaken,
@@ -267,7 +269,7 @@ pub async fn a_delivery_has_everything_a_sender_needs(fixture: &Fixture) {
     let job = fixture.submit_and_claim(job).await;
     fixture.complete(&job, 1).await;
     let taken = fixture.take_one(1).await;
-    assert_eq!((taken.job, taken.url.as_str(), taken.host.as_str()), (job.id, URL, HOST));
+    assert_eq!((taken.subject.job(), taken.url.as_str(), taken.host.as_str()), (Some(job.id), URL, HOST));
     assert_eq!((taken.correlation_id.as_str(), taken.traceparent.as_deref()), ("order-7", Some("00-trace")));
     assert_eq!((taken.number, taken.attempt), (1, 1));
     assert_eq!(taken.body, fixture.webhook(taken.id).await.body.unwrap().get());
@@ -449,13 +451,16 @@ pub async fn a_settled_webhook_can_be_redelivered(fixture: &Fixture) {
     }
     let second = Delivery { number: 2, ..taken };
     assert!(fixture.settle(&second, 500, WebhookNext::Failed, 4).await);
-    assert_eq!(fixture.store.webhook_redeliver(id, "ana", fixture.at(5)).await.unwrap(), Some(job));
+    assert_eq!(
+        fixture.store.webhook_redeliver(id, "ana", fixture.at(5)).await.unwrap(),
+        Some(WebhookSubject::Job(job))
+    );
     let redelivery = fixture.take_one(5).await;
     assert_eq!((redelivery.number, redelivery.attempt), (3, 1), "with new attempts, in the same history");
     assert!(fixture.settle(&redelivery, 200, WebhookNext::Delivered, 6).await);
     assert_eq!(
         fixture.store.webhook_redeliver(id, "ana", fixture.at(7)).await.unwrap(),
-        Some(job),
+        Some(WebhookSubject::Job(job)),
         "a delivered webhook too"
     );
     assert_eq!(fixture.webhook(id).await.settled_at, None);
@@ -478,7 +483,7 @@ pub async fn webhooks_are_found_by_state_job_and_host(fixture: &Fixture) {
     let find = async |filter: WebhookFilter| -> Vec<JobId> {
         let found = fixture.store.webhook_list(filter, None, 10).await.unwrap();
         assert!(found.iter().all(|webhook| webhook.body.is_none() && webhook.history.is_empty()));
-        found.into_iter().map(|webhook| webhook.job_id).collect()
+        found.into_iter().filter_map(|webhook| webhook.job_id).collect()
     };
     let all = WebhookFilter::default();
     assert_eq!(find(all.clone()).await, [third.id, second, first], "newest first");
@@ -489,7 +494,7 @@ pub async fn webhooks_are_found_by_state_job_and_host(fixture: &Fixture) {
     assert_eq!(find(WebhookFilter { host: Some("else:81".into()), ..failed }).await, []);
     let page = fixture.store.webhook_list(all.clone(), None, 2).await.unwrap();
     let rest = fixture.store.webhook_list(all, Some(page[1].id), 2).await.unwrap();
-    assert_eq!(rest.iter().map(|webhook| webhook.job_id).collect::<Vec<_>>(), [first]);
+    assert_eq!(rest.iter().map(|webhook| webhook.job_id).collect::<Vec<_>>(), [Some(first)]);
     let counts = fixture.store.webhook_counts().await.unwrap();
     assert_eq!(counts, [(WebhookState::Waiting, 2), (WebhookState::Sending, 0), (WebhookState::Failed, 1)]);
 }
@@ -514,7 +519,7 @@ pub async fn a_webhook_still_to_be_delivered_survives_its_job(fixture: &Fixture)
     assert_eq!(prune(8 * DAY_MS).await, 1);
     assert!(fixture.store.job_get(pruned).await.unwrap().is_none());
     let taken = fixture.take(8 * DAY_MS).await;
-    assert_eq!(taken.iter().map(|delivery| delivery.job).collect::<Vec<_>>(), [deleted, pruned]);
+    assert_eq!(taken.iter().map(|delivery| delivery.subject.job()).collect::<Vec<_>>(), [Some(deleted), Some(pruned)]);
     for delivery in &taken {
         assert!(fixture.settle(delivery, 200, WebhookNext::Delivered, 8 * DAY_MS + 1).await);
     }

@@ -15,6 +15,7 @@ pub fn list() -> Operation {
     Operation::new(Tag::Webhooks, "listWebhooks", "List webhooks, newest first")
         .query("state", one_of(WebhookState::ALL.map(WebhookState::as_str)), "State of the delivery.")
         .query("jobId", uuid(), "Webhooks of this job.")
+        .query("taskId", uuid(), "Webhooks about the approvals of this task.")
         .query("host", filter_text(), "Host of the receiver, with its port.")
         .list::<WebhookList>("A page of webhooks, without bodies.")
 }
