@@ -299,10 +299,10 @@ pub fn describe(job: &Job) -> String {
     }
     details.line("  log");
     if job.execution_log_omitted > 0 {
-        details.line(&format!("    {} earlier entries: faena jobs log {}", job.execution_log_omitted, job.id));
+        details.line(format!("    {} earlier entries: faena jobs log {}", job.execution_log_omitted, job.id));
     }
     for entry in &job.execution_log {
-        details.line(&format!("    {}", log_line(entry)));
+        details.line(format!("    {}", log_line(entry)));
     }
     details.text()
 }

@@ -10,7 +10,12 @@ use crate::{
 };
 
 /// Shows the result of an action on a page. A viewer who is not logged in has to do that first.
-pub fn show_result(viewer: &Viewer, page: &str, result: Result<Value, Failure>, done: &str) -> Result<Response, Failure> {
+pub fn show_result(
+    viewer: &Viewer,
+    page: &str,
+    result: Result<Value, Failure>,
+    done: &str,
+) -> Result<Response, Failure> {
     let notice = match result {
         Ok(_) => Notice { is_error: false, text: done.to_owned() },
         Err(failure) if failure.needs_login() => return Err(failure),

@@ -148,7 +148,8 @@ impl InProcess {
 
     async fn call(&self, sender: &Sender, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let text = body.map(Value::to_string).unwrap_or_default();
-        let mut request = Request::builder().method(method).uri(path).body(Body::from(text)).map_err(Failure::internal)?;
+        let mut request =
+            Request::builder().method(method).uri(path).body(Body::from(text)).map_err(Failure::internal)?;
         *request.headers_mut() = sender.headers.clone();
         if body.is_some() {
             let json = HeaderValue::from_static("application/json");
@@ -202,8 +203,7 @@ fn failure(status: StatusCode, body: &[u8]) -> Failure {
     let Ok(ErrorBody { error }) = serde_json::from_slice(body) else {
         return Failure::new(status, status.canonical_reason().unwrap_or("no answer").to_owned());
     };
-    let details: Vec<String> =
-        error.details.iter().map(|field| format!("{}: {}", field.path, field.message)).collect();
+    let details: Vec<String> = error.details.iter().map(|field| format!("{}: {}", field.path, field.message)).collect();
     match details.is_empty() {
         true => Failure::new(status, error.message),
         false => Failure::new(status, details.join("; ")),

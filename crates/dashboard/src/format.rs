@@ -129,9 +129,15 @@ mod tests {
     #[test]
     fn numbers_have_the_separators_of_the_language() {
         let (english, spanish) = (formats(Language::English), formats(Language::Spanish));
-        assert_eq!([0, 999, 1_204, 18_204, 1_000_000].map(|n| english.count(n)), ["0", "999", "1,204", "18,204", "1,000,000"]);
+        assert_eq!(
+            [0, 999, 1_204, 18_204, 1_000_000].map(|n| english.count(n)),
+            ["0", "999", "1,204", "18,204", "1,000,000"]
+        );
         assert_eq!([999, 1_204, 18_204].map(|n| spanish.count(n)), ["999", "1204", "18.204"]);
-        assert_eq!((english.decimal(1.94), spanish.decimal(1.94), english.decimal(40.2)), ("1.9".into(), "1,9".into(), "40".into()));
+        assert_eq!(
+            (english.decimal(1.94), spanish.decimal(1.94), english.decimal(40.2)),
+            ("1.9".into(), "1,9".into(), "40".into())
+        );
     }
 
     #[test]

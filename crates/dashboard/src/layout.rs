@@ -88,7 +88,8 @@ struct ErrorPage<'a> {
 
 async fn failed(viewer: &Viewer, failure: Failure) -> Response {
     if failure.needs_login() && !viewer.is_fragment() {
-        let query = url::form_urlencoded::Serializer::new(String::new()).append_pair("next", viewer.location()).finish();
+        let query =
+            url::form_urlencoded::Serializer::new(String::new()).append_pair("next", viewer.location()).finish();
         return session::redirect(viewer, &format!("/login?{query}"), None);
     }
     let t = viewer.texts();

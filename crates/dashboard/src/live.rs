@@ -4,11 +4,7 @@
 //! when it differs from what was sent last. Pages of the same viewer share the answers of the API within a second, so many
 //! open dashboards cost little more than one.
 
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -76,7 +72,8 @@ pub async fn stream(
         return (StatusCode::BAD_REQUEST, "path: must be a page of this server").into_response();
     }
     let (parts, _) = request.into_parts();
-    let watched = Watched { closing: dashboard.closing.clone(), renderer, parts, path: query.path, last: None, _permit: permit };
+    let watched =
+        Watched { closing: dashboard.closing.clone(), renderer, parts, path: query.path, last: None, _permit: permit };
     let events = stream::unfold(watched, |mut watched| async move {
         let event = watched.next().await?;
         Some((Ok::<Event, Infallible>(event), watched))
@@ -94,7 +91,8 @@ impl Watched {
             }
             let (status, body) = self.render().await?;
             if status == StatusCode::UNAUTHORIZED {
-                return (self.last.replace(String::new()) != Some(String::new())).then(|| Event::default().event("login").data(""));
+                return (self.last.replace(String::new()) != Some(String::new()))
+                    .then(|| Event::default().event("login").data(""));
             }
             if !body.starts_with('{') || self.last.as_ref() == Some(&body) {
                 continue;

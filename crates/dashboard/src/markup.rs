@@ -49,7 +49,9 @@ impl Look {
             "QUEUED" | "queued" | "Ready" | "pending_delivery" => Look::Queued,
             "PENDING" | "pending" | "waiting" | "Creating" | "Connecting" | "deferred" => Look::Waiting,
             "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "Busy" | "in_flight" | "delivering" => Look::Running,
-            "COMPLETED" | "completed" | "healthy" | "delivered" | "applied" | "closed" | "up" | "fired" => Look::Completed,
+            "COMPLETED" | "completed" | "healthy" | "delivered" | "applied" | "closed" | "up" | "fired" => {
+                Look::Completed
+            }
             "RETRYING" | "retrying" | "degraded" | "Draining" | "half_open" | "paused" | "missed" => Look::Retrying,
             "FAILED" | "failed" | "unhealthy" | "open" | "down" | "dead" | "rejected" => Look::Failed,
             _ => Look::Cancelled,
@@ -72,7 +74,9 @@ impl Look {
     fn shape(self) -> &'static str {
         match self {
             Look::Queued => r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7"/>"#,
-            Look::Waiting => r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7" stroke-dasharray="2 1.8"/>"#,
+            Look::Waiting => {
+                r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7" stroke-dasharray="2 1.8"/>"#
+            }
             Look::Running => r#"<path d="M2.5 1.5 8.5 5 2.5 8.5z" stroke="none"/>"#,
             Look::Completed => r#"<path d="M1.5 5.2 4 7.7 8.6 2.6" fill="none" stroke-width="1.8"/>"#,
             Look::Retrying => r#"<path d="M8.3 5A3.4 3.4 0 1 1 7 2.3M7.2.4V2.8H4.9" fill="none" stroke-width="1.5"/>"#,

@@ -239,7 +239,8 @@ mod tests {
     #[test]
     fn a_notice_survives_its_cookie() {
         let notice = Notice { is_error: true, text: "cola «correo» en pausa; ñ".into() };
-        let read = Notice::of(&headers(header::COOKIE, &format!("faena_notice={}", notice.encode()))).expect("a notice");
+        let read =
+            Notice::of(&headers(header::COOKIE, &format!("faena_notice={}", notice.encode()))).expect("a notice");
         assert!(read.is_error && read.text == notice.text);
         assert!(Notice::of(&headers(header::COOKIE, "faena_notice=%%%")).is_none());
     }

@@ -28,8 +28,8 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{AddressRule, JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_dashboard::DashboardConfig;
+use faena_domain::{AddressRule, JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{
     EngineConfig, InboxConfig, OutboxConfig, PoolConfig, PoolToken, Roles, SinkConfig, SourceConfig, Target,
     WebhookConfig,

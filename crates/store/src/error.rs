@@ -47,7 +47,7 @@ impl StoreError {
 
     /// Returns whether a repeated call succeeds only after the lanes were loaded again.
     pub(crate) fn is_lane_reclaimed(&self) -> bool {
-        matches!(self, StoreError::Contended(cause) if cause.message == LANE_RECLAIMED)
+        matches!(self, StoreError::Contended(cause) if cause.sql_state() == Some(LANE_RECLAIMED))
     }
 
     /// Returns a copy of the error of a shared transaction, for one of its callers.
@@ -79,6 +79,12 @@ impl Cause {
 
     pub fn of(source: impl Error + Send + Sync + 'static) -> Cause {
         Cause { message: error_chain(&source), public: None, source: Some(Arc::new(source)) }
+    }
+
+    /// Returns the SQLSTATE of an error of PostgreSQL.
+    fn sql_state(&self) -> Option<&str> {
+        let error = self.source.as_ref()?.downcast_ref::<tokio_postgres::Error>()?;
+        error.code().map(SqlState::code)
     }
 
     /// Adds a reason that every caller may know.
@@ -171,9 +177,7 @@ impl From<tokio_postgres::Error> for StoreError {
         // (a demoted primary).
         let unavailable = ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class));
         // 40: serialization failure or deadlock, after all retries; 55P03: lock timeout.
-        if code == LANE_RECLAIMED {
-            StoreError::Contended(Cause { message: LANE_RECLAIMED.to_owned(), source: Some(Arc::new(error)) })
-        } else if code.starts_with("40") || code == "55P03" {
+        if code.starts_with("40") || code == "55P03" || code == LANE_RECLAIMED {
             StoreError::Contended(Cause::of(error))
         } else if code == "53100" {
             StoreError::Unavailable(Cause::disk_full())

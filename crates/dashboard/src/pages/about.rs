@@ -62,7 +62,12 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
         ],
     };
     let loops = Table {
-        columns: vec![text_column(t.loop_title), text_column(t.state), number_column(t.handled), number_column(t.last_beat)],
+        columns: vec![
+            text_column(t.loop_title),
+            text_column(t.state),
+            number_column(t.handled),
+            number_column(t.last_beat),
+        ],
         rows: ready.checks.loops.iter().map(row).collect(),
         empty: escaped(t.no_loops),
         select_label: None,

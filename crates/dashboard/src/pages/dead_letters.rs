@@ -91,14 +91,17 @@ fn groups(viewer: &Viewer, letters: &[DeadLetter]) -> Vec<Group> {
         filter.add("status", "FAILED");
         filter.add("type", &kind);
         filter.add("error", &error);
-        (count, Group {
-            count: formats.count(count),
-            newest: formats.relative(newest),
-            list: filter.link(&format!("{}/jobs", viewer.base())),
-            retry: filter.link(&format!("{}/jobs/bulk/retry", viewer.base())),
-            kind,
-            error,
-        })
+        (
+            count,
+            Group {
+                count: formats.count(count),
+                newest: formats.relative(newest),
+                list: filter.link(&format!("{}/jobs", viewer.base())),
+                retry: filter.link(&format!("{}/jobs/bulk/retry", viewer.base())),
+                kind,
+                error,
+            },
+        )
     };
     let mut groups: Vec<(u64, Group)> = found.into_iter().map(group).collect();
     groups.sort_by_key(|(count, _)| std::cmp::Reverse(*count));

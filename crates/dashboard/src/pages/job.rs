@@ -293,4 +293,3 @@ pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> 
     let page = if result.is_err() { format!("/jobs/{id}") } else { page };
     show_result(&viewer, &page, result, done)
 }
-

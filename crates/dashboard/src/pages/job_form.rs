@@ -82,7 +82,9 @@ fn form(viewer: &Viewer, id: Option<&str>, fields: &Fields, error: Option<String
 pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let fields = match Pairs::parse(query.as_deref()).get("from") {
         Some(id) => viewer.get::<Source>(&format!("/api/v1/jobs/{}", segment(id))).await?.fields(),
-        None => Fields { queue: "default".into(), priority: "NORMAL".into(), payload: "{}".into(), ..Fields::default() },
+        None => {
+            Fields { queue: "default".into(), priority: "NORMAL".into(), payload: "{}".into(), ..Fields::default() }
+        }
     };
     form(&viewer, None, &fields, None)
 }

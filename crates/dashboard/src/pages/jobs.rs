@@ -29,8 +29,19 @@ use crate::{
 const LIMIT: u64 = 50;
 /// Parameters of this page that the API knows too, besides the search.
 const FILTERS: [&str; 13] = [
-    "status", "priority", "type", "name", "queue", "tag", "error", "reason", "workerId", "scheduleId", "correlationId",
-    "createdAfter", "createdBefore",
+    "status",
+    "priority",
+    "type",
+    "name",
+    "queue",
+    "tag",
+    "error",
+    "reason",
+    "workerId",
+    "scheduleId",
+    "correlationId",
+    "createdAfter",
+    "createdBefore",
 ];
 /// States in the order in which a person wants to see them.
 const STATES: [&str; 9] =
@@ -79,10 +90,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     let query = Pairs::parse(query.as_deref());
     let wanted = parameters(&query);
     let list_path = list_path(&query, &wanted);
-    let (list, counts) = tokio::join!(
-        viewer.get::<JobList>(&list_path),
-        viewer.get::<Counts>("/api/v1/metrics/jobs"),
-    );
+    let (list, counts) = tokio::join!(viewer.get::<JobList>(&list_path), viewer.get::<Counts>("/api/v1/metrics/jobs"),);
     let list = list?;
     let t = viewer.texts();
     let mut page = ListPage::new(&viewer, t.jobs, table(&viewer, &list.jobs, !wanted.is_empty()));
@@ -131,7 +139,8 @@ fn list_path(query: &Pairs, wanted: &Pairs) -> String {
 /// Returns the table of jobs, for this page and for others.
 pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
     let t = viewer.texts();
-    let command = "curl -X POST http://127.0.0.1:3000/api/v1/jobs -d '{\"name\": \"sleep\", \"payload\": {\"ms\": 2000}}'";
+    let command =
+        "curl -X POST http://127.0.0.1:3000/api/v1/jobs -d '{\"name\": \"sleep\", \"payload\": {\"ms\": 2000}}'";
     Table {
         columns: vec![
             text_column(t.kind),

@@ -106,7 +106,8 @@ fn table(viewer: &Viewer, keys: &[Key]) -> Table {
 /// Creates a key from the fields `name`, `queues` and the ticked `scope`s.
 pub async fn create(viewer: Viewer, Fields(fields): Fields) -> Result<Response, Failure> {
     let field = |name: &str| fields.iter().find(|(found, _)| found == name).map_or("", |(_, value)| value.trim());
-    let scopes: Vec<&str> = fields.iter().filter(|(name, _)| name == "scope").map(|(_, scope)| scope.as_str()).collect();
+    let scopes: Vec<&str> =
+        fields.iter().filter(|(name, _)| name == "scope").map(|(_, scope)| scope.as_str()).collect();
     let mut body = Map::new();
     body.insert("name".into(), json!(field("name")));
     body.insert("scopes".into(), json!(scopes));

@@ -132,5 +132,10 @@ pub fn pager(viewer: &Viewer, path: &str, query: &crate::query::Pairs, total: u6
         0 => format!("0 {} {}", t.of, formats.count(total)),
         _ => format!("{}–{} {} {}", formats.count(first), formats.count(last), t.of, formats.count(total)),
     };
-    Pager { t, summary, previous: (page > 1).then(|| link(page - 1)), next: (page * limit < total).then(|| link(page + 1)) }
+    Pager {
+        t,
+        summary,
+        previous: (page > 1).then(|| link(page - 1)),
+        next: (page * limit < total).then(|| link(page + 1)),
+    }
 }

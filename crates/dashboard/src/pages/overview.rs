@@ -265,7 +265,12 @@ fn attention(viewer: &Viewer, data: &Data) -> Vec<Attention> {
     if data.dead.total > 0 {
         let most = data.dead.by_type.iter().max_by_key(|entry| entry.count);
         let detail = most.map(|most| format!("{} × {}", formats.count(most.count), most.job_type)).unwrap_or_default();
-        add(Look::Failed, "/dead-letters", t.dead_letters_count(formats.count(data.dead.total), data.dead.total), detail);
+        add(
+            Look::Failed,
+            "/dead-letters",
+            t.dead_letters_count(formats.count(data.dead.total), data.dead.total),
+            detail,
+        );
     }
     if data.approvals.total > 0 {
         let oldest = data.approvals.tasks.iter().map(|task| task.updated_at).min();
@@ -278,10 +283,20 @@ fn attention(viewer: &Viewer, data: &Data) -> Vec<Attention> {
         add(Look::Failed, "/events", format!("{} “{}”", t.sink_down, sink.name), detail);
     }
     for worker in data.workers.iter().filter(|worker| worker.breaker.as_deref() == Some("open")) {
-        add(Look::Failed, &format!("/workers/{}", worker.id), format!("{} “{}”", t.breaker_open, worker.name), String::new());
+        add(
+            Look::Failed,
+            &format!("/workers/{}", worker.id),
+            format!("{} “{}”", t.breaker_open, worker.name),
+            String::new(),
+        );
     }
     for late in data.schedules.iter().filter(|schedule| schedule.is_late(viewer.now())) {
-        add(Look::Retrying, &format!("/schedules/{}", late.id), format!("{} “{}”", t.schedule_late, late.name), String::new());
+        add(
+            Look::Retrying,
+            &format!("/schedules/{}", late.id),
+            format!("{} “{}”", t.schedule_late, late.name),
+            String::new(),
+        );
     }
     for stopped in data.ready.checks.loops.iter().filter(|health| health.status != "healthy") {
         add(Look::Failed, "/about", format!("{} “{}”", t.loop_not_healthy, stopped.name), stopped.status.clone());
@@ -312,7 +327,8 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
         Figure {
             label: t.waiting,
             value: formats.count(waiting),
-            detail: oldest.map_or(t.nothing_queued.to_owned(), |ms| format!("{} {}", t.oldest, formats.duration(ms as i64))),
+            detail: oldest
+                .map_or(t.nothing_queued.to_owned(), |ms| format!("{} {}", t.oldest, formats.duration(ms as i64))),
         },
         Figure {
             label: t.running,
@@ -327,7 +343,14 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
         Figure {
             label: t.failed_recently,
             value: format!("{} %", formats.decimal(share)),
-            detail: format!("{} {} {}, {} {}", formats.count(failed), t.of, formats.count(completed + failed), formats.count(retried), t.failed_runs),
+            detail: format!(
+                "{} {} {}, {} {}",
+                formats.count(failed),
+                t.of,
+                formats.count(completed + failed),
+                formats.count(retried),
+                t.failed_runs
+            ),
         },
         Figure {
             label: t.wait_p95,
@@ -374,7 +397,11 @@ fn system(t: &'static Texts, formats: Formats, data: &Data) -> Vec<(&'static str
     let healthy = loops.iter().filter(|health| health.status == "healthy").count();
     let engine = if database.engine == "postgres" { "PostgreSQL" } else { "SQLite" };
     // A latency that changes all the time would make an unchanged page look changed.
-    let latency = if formats.is_live || database.latency_ms < 10.0 { String::new() } else { format!(", {:.0} ms", database.latency_ms) };
+    let latency = if formats.is_live || database.latency_ms < 10.0 {
+        String::new()
+    } else {
+        format!(", {:.0} ms", database.latency_ms)
+    };
     vec![
         (t.health, t.health_word(&data.ready.status).to_owned()),
         (t.database, format!("{engine}{latency}")),

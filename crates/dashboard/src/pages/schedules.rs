@@ -91,7 +91,10 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             number_column(t.last_run),
         ],
         rows: list.schedules.iter().map(|schedule| row(&viewer, schedule)).collect(),
-        empty: teach(t.no_schedules, "faena schedules create nightly --cron '0 2 * * *' --timezone Europe/Madrid --job noop"),
+        empty: teach(
+            t.no_schedules,
+            "faena schedules create nightly --cron '0 2 * * *' --timezone Europe/Madrid --job noop",
+        ),
         select_label: None,
     };
     let mut page = ListPage::new(&viewer, t.schedules, table);
@@ -253,9 +256,13 @@ pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> 
     let (t, id) = (viewer.texts(), segment(&id));
     let path = format!("/api/v1/schedules/{id}");
     let (result, done, page) = match action.as_str() {
-        "trigger" => (viewer.post(&format!("{path}/trigger")).await, t.schedule_was_triggered, format!("/schedules/{id}")),
+        "trigger" => {
+            (viewer.post(&format!("{path}/trigger")).await, t.schedule_was_triggered, format!("/schedules/{id}"))
+        }
         "enable" => (viewer.post(&format!("{path}/enable")).await, t.schedule_was_enabled, format!("/schedules/{id}")),
-        "disable" => (viewer.post(&format!("{path}/disable")).await, t.schedule_was_disabled, format!("/schedules/{id}")),
+        "disable" => {
+            (viewer.post(&format!("{path}/disable")).await, t.schedule_was_disabled, format!("/schedules/{id}"))
+        }
         "delete" => (viewer.delete(&path).await, t.schedule_was_deleted, "/schedules".to_owned()),
         _ => return Err(Failure::not_found(t.no_such_action)),
     };

@@ -158,7 +158,10 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             (t.id, escaped(&task.id)),
             (t.machine, anchor(&format!("{base}/machines/{}", segment(&task.machine)), &task.machine)),
             (t.created, formats.relative(task.created_at)),
-            (t.correlation, anchor(&format!("{base}/trace?id={}", segment(&task.correlation_id)), &task.correlation_id)),
+            (
+                t.correlation,
+                anchor(&format!("{base}/trace?id={}", segment(&task.correlation_id)), &task.correlation_id),
+            ),
             (t.counters, escaped(&task.counters.to_string())),
         ],
         timers: task.timers.iter().map(|timer| (timer.kind.clone(), formats.relative(timer.due))).collect(),

@@ -41,7 +41,11 @@ const JOB: &[Field] = &[
     Field("progress", "object", "Last progress that a run reported. It stays until the next run reports something."),
     Field("steps", "list", "Finished durable steps with their results."),
     Field("attempts", "list", "Runs of a dead-lettered job with their errors."),
-    Field("executionLog", "list", "What happened to the job: the newest 200 entries, see [Execution log](#execution-log)."),
+    Field(
+        "executionLog",
+        "list",
+        "What happened to the job: the newest 200 entries, see [Execution log](#execution-log).",
+    ),
     Field("executionLogOmitted", "number", "Older entries that executionLog leaves out; absent if none."),
     Field("scheduleId", "UUID", "Schedule that created it."),
     Field("scheduleDue", "time", "Due time of the schedule for which it was created."),

@@ -124,9 +124,9 @@ async fn control_sequences_in_texts_of_workers_do_not_reach_the_terminal() {
     let (_, claimed) = shell.faena.post("/api/v1/workers/w/claim", json!({"waitMs": 20_000})).await;
     assert_eq!(claimed["jobs"][0]["id"], id.as_str(), "{claimed}");
     let report = format!("/api/v1/workers/w/jobs/{id}");
-    let run = &claimed["jobs"][0]["run"];
-    shell.faena.post(&format!("{report}/log"), json!({"run": run, "message": hostile})).await;
-    shell.faena.post(&format!("{report}/fail"), json!({"run": run, "error": hostile})).await;
+    let number = &claimed["jobs"][0]["run"];
+    shell.faena.post(&format!("{report}/log"), json!({"run": number, "message": hostile})).await;
+    shell.faena.post(&format!("{report}/fail"), json!({"run": number, "error": hostile})).await;
     shell.faena.wait_for_state(&id, "FAILED").await;
     for command in [
         &["jobs", "show", &id][..],

@@ -13,9 +13,27 @@ use crate::{
 
 /// Every page that needs no id.
 const PAGES: [&str; 21] = [
-    "/", "/jobs", "/jobs/new", "/jobs?q=type:noop+state:failed", "/jobs/bulk/retry?status=FAILED", "/queues", "/limits",
-    "/schedules", "/schedules/new", "/dead-letters", "/tasks", "/approvals", "/machines", "/machines/coding-task", "/workers",
-    "/events", "/webhooks", "/trace?id=none", "/audit", "/keys", "/about",
+    "/",
+    "/jobs",
+    "/jobs/new",
+    "/jobs?q=type:noop+state:failed",
+    "/jobs/bulk/retry?status=FAILED",
+    "/queues",
+    "/limits",
+    "/schedules",
+    "/schedules/new",
+    "/dead-letters",
+    "/tasks",
+    "/approvals",
+    "/machines",
+    "/machines/coding-task",
+    "/workers",
+    "/events",
+    "/webhooks",
+    "/trace?id=none",
+    "/audit",
+    "/keys",
+    "/about",
 ];
 
 /// A browser without script: it follows no redirections by itself, so that tests see them.
@@ -29,7 +47,8 @@ struct Browser {
 impl Browser {
     fn new(faena: &Faena) -> Browser {
         let _ = http();
-        let http = Client::builder().no_proxy().redirect(Policy::none()).timeout(Duration::from_secs(60)).build().unwrap();
+        let http =
+            Client::builder().no_proxy().redirect(Policy::none()).timeout(Duration::from_secs(60)).build().unwrap();
         Browser { http, url: faena.url.clone(), cookies: Vec::new(), language: "en" }
     }
 
@@ -74,7 +93,8 @@ impl Browser {
     async fn submit_from(&mut self, path: &str, fields: &[(&str, &str)], origin: &str) -> Response {
         let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
         let request = self.http.post(format!("{}{path}", self.url)).header(header::COOKIE, self.cookie());
-        let request = request.header(header::ORIGIN, origin).header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
+        let request =
+            request.header(header::ORIGIN, origin).header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
         let answer = request.body(body).send().await.unwrap();
         self.remember(&answer);
         answer
@@ -114,9 +134,14 @@ async fn hostile_data_is_shown_as_text() {
     let body = json!({"name": hostile, "queue": "<b>q</b>", "payload": {hostile: hostile}, "tags": tags, "correlationId": hostile});
     let id = shell.faena.submit(body).await;
     let mut browser = Browser::new(&shell.faena);
-    for path in ["/".to_owned(), "/jobs".into(), format!("/jobs/{id}"), format!("/jobs/new?from={id}"), "/queues".into()] {
+    for path in
+        ["/".to_owned(), "/jobs".into(), format!("/jobs/{id}"), format!("/jobs/new?from={id}"), "/queues".into()]
+    {
         let html = browser.text(&path).await;
-        assert!(!html.contains("<script>alert") && !html.contains("<img src=x") && !html.contains("<b>q</b>"), "{path}");
+        assert!(
+            !html.contains("<script>alert") && !html.contains("<img src=x") && !html.contains("<b>q</b>"),
+            "{path}"
+        );
     }
     let search = browser.text("/jobs?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E").await;
     assert!(!search.contains("<script>alert"), "{search}");
@@ -126,7 +151,13 @@ async fn hostile_data_is_shown_as_text() {
 async fn a_job_is_submitted_changed_and_cancelled_in_the_browser() {
     let shell = Shell::start(&[]).await;
     let mut browser = Browser::new(&shell.faena);
-    let fields = [("name", "invoice.send"), ("queue", "billing"), ("priority", "HIGH"), ("payload", "{\"order\": 7}"), ("tags", "a, b")];
+    let fields = [
+        ("name", "invoice.send"),
+        ("queue", "billing"),
+        ("priority", "HIGH"),
+        ("payload", "{\"order\": 7}"),
+        ("tags", "a, b"),
+    ];
     let answer = browser.submit("/jobs/new", &fields).await;
     assert_eq!(answer.status(), StatusCode::SEE_OTHER);
     let page = answer.headers()[header::LOCATION].to_str().unwrap().to_owned();
@@ -135,7 +166,8 @@ async fn a_job_is_submitted_changed_and_cancelled_in_the_browser() {
     assert!(html.contains("no worker can run type"), "the page says why the job does not run: {html}");
     assert!(!browser.text(&page).await.contains("The job was submitted."), "a notice is shown once");
 
-    let broken = browser.submit(&format!("{page}/edit"), &[("priority", "HIGH"), ("payload", "{broken"), ("tags", "")]).await;
+    let broken =
+        browser.submit(&format!("{page}/edit"), &[("priority", "HIGH"), ("payload", "{broken"), ("tags", "")]).await;
     assert_eq!(broken.status(), StatusCode::BAD_REQUEST);
     let html = broken.text().await.unwrap();
     assert!(html.contains("{broken") && html.contains("Payload"), "what was typed stays, with the reason: {html}");
@@ -181,7 +213,8 @@ async fn a_queue_is_paused_and_a_task_is_approved_in_the_browser() {
     assert_eq!((&queue["paused"], &queue["concurrency"]), (&Value::Null, &json!(3)));
 
     let data = json!({"prompt": "x", "repositorioOrigen": "/tmp/r", "reglas": {"requiereAprobacionPlan": true}});
-    let (_, task) = shell.faena.post("/api/v1/tasks", json!({"machine": "coding-task", "data": data, "title": "Add a test"})).await;
+    let (_, task) =
+        shell.faena.post("/api/v1/tasks", json!({"machine": "coding-task", "data": data, "title": "Add a test"})).await;
     let id = task["id"].as_str().unwrap();
     let plan = json!({"type": "resultado.plan_generado", "payload": {"planId": "p", "plan": "1. Write <b>it</b>"}});
     shell.faena.post(&format!("/api/v1/tasks/{id}/events"), plan).await;
@@ -192,7 +225,10 @@ async fn a_queue_is_paused_and_a_task_is_approved_in_the_browser() {
     let drawing = browser.text(&format!("/tasks/{id}/drawing.svg?epoch=1")).await;
     assert!(drawing.starts_with("<svg") && drawing.contains("ESPERANDO_APROBACION_PLAN"), "{drawing}");
     browser.submit(&format!("/tasks/{id}/approve"), &[("hash", "0000"), ("comment", "")]).await;
-    assert!(browser.text(&format!("/tasks/{id}")).await.contains("class=\"notice error\""), "another plan is not approved");
+    assert!(
+        browser.text(&format!("/tasks/{id}")).await.contains("class=\"notice error\""),
+        "another plan is not approved"
+    );
     browser.submit(&format!("/tasks/{id}/approve"), &[("hash", &hash), ("comment", "go")]).await;
     let (_, task) = shell.faena.get(&format!("/api/v1/tasks/{id}")).await;
     assert!(task["state"].as_str().unwrap().starts_with("EJECUTANDO_CODIGO"), "{task}");

@@ -104,6 +104,7 @@ impl Sqlite {
     }
 
     fn open_blocking(path: &Path, options: StoreOptions) -> Result<Sqlite> {
+        let timeout = options.timeout();
         let setup = |what: String| StoreError::Setup(what);
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             private::create_folder(folder).map_err(|e| {
@@ -155,7 +156,7 @@ impl Sqlite {
         shared.api_keys.set(api_keys::list(&writer)?);
         events::switch(&writer, &shared, Timestamp::now())?;
         let (signals, _) = broadcast::channel(4_096);
-        let writer = Writer::start(writer, shared.clone(), signals.clone(), options.timeout())?;
+        let writer = Writer::start(writer, shared.clone(), signals.clone(), timeout)?;
         let readers = Arc::new(Readers { connections, next: Default::default() });
         Ok(Sqlite { shared, writer, readers, signals, lock: Mutex::new(Some(lock)) })
     }
