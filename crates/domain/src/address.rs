@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Networks that may be called although they are private.
 #[derive(Clone, Debug, Default)]
@@ -82,7 +82,6 @@ impl AddressRule {
 /// Returns the IPv4 address that an IPv6 address embeds, so that the rule sees where a connection would go.
 fn embedded_v4(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
-    let segments = v6.segments();
     let from_halves = |high: u16, low: u16| {
         let [a, b] = high.to_be_bytes();
         let [c, d] = low.to_be_bytes();
@@ -91,47 +90,64 @@ fn embedded_v4(address: IpAddr) -> IpAddr {
     if let Some(v4) = v6.to_ipv4_mapped() {
         return IpAddr::V4(v4);
     }
-    match segments {
-        // IPv4-compatible (deprecated), but not :: and ::1.
-        [0, 0, 0, 0, 0, 0, high, low] if high != 0 => from_halves(high, low),
-        // NAT64.
+    match v6.segments() {
+        // NAT64: on a network without IPv4, public hosts are reached this way.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => from_halves(high, low),
-        // 6to4.
-        [0x2002, high, low, ..] => from_halves(high, low),
         _ => address,
     }
 }
 
 fn is_public(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(v4) => is_public_v4(v4),
-        IpAddr::V6(v6) => is_public_v6(v6),
+        IpAddr::V4(v4) => !RESERVED_V4.iter().any(|net| net.contains(&v4)),
+        IpAddr::V6(v6) => GLOBAL_UNICAST.contains(&v6) && !RESERVED_V6.iter().any(|net| net.contains(&v6)),
     }
 }
 
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [a, b, c, _] = address.octets();
-    !(address.is_private()
-        || address.is_loopback()
-        || address.is_link_local()
-        || address.is_broadcast()
-        || address.is_documentation()
-        || address.is_multicast()
-        || a == 0
-        || a >= 240
-        || (a == 100 && (64..128).contains(&b))
-        || (a == 192 && b == 0 && c == 0)
-        || (a == 198 && (b == 18 || b == 19)))
+const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix)
 }
 
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let first = address.segments()[0];
-    // Global unicast is 2000::/3, without Teredo and the documentation ranges.
-    (0x2000..0x4000).contains(&first)
-        && !(first == 0x2001 && address.segments()[1] == 0)
-        && !(first == 0x2001 && address.segments()[1] == 0xdb8)
-        && !(first == 0x3fff && address.segments()[1] < 0x1000)
+const fn v6(a: u16, b: u16, c: u16, prefix: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), prefix)
 }
+
+/// IANA's special-purpose registry, with the entries that are globally reachable: none of them is a receiver of webhooks. In
+/// addition multicast, and a public address that hosts in a cloud use for their metadata.
+const RESERVED_V4: [Ipv4Net; 19] = [
+    v4(0, 0, 0, 0, 8),
+    v4(10, 0, 0, 0, 8),
+    v4(100, 64, 0, 0, 10),
+    v4(127, 0, 0, 0, 8),
+    v4(168, 63, 129, 16, 32),
+    v4(169, 254, 0, 0, 16),
+    v4(172, 16, 0, 0, 12),
+    v4(192, 0, 0, 0, 24),
+    v4(192, 0, 2, 0, 24),
+    v4(192, 31, 196, 0, 24),
+    v4(192, 52, 193, 0, 24),
+    v4(192, 88, 99, 0, 24),
+    v4(192, 168, 0, 0, 16),
+    v4(192, 175, 48, 0, 24),
+    v4(198, 18, 0, 0, 15),
+    v4(198, 51, 100, 0, 24),
+    v4(203, 0, 113, 0, 24),
+    v4(224, 0, 0, 0, 4),
+    v4(240, 0, 0, 0, 4),
+];
+
+/// Everything else is reserved, local, multicast or not assigned.
+const GLOBAL_UNICAST: Ipv6Net = v6(0x2000, 0, 0, 3);
+
+/// The entries of IANA's special-purpose registry within global unicast. Teredo (in `2001::/23`) and 6to4 (`2002::/16`) embed IPv4
+/// addresses; both are obsolete, so their addresses are rejected whatever they embed.
+const RESERVED_V6: [Ipv6Net; 5] = [
+    v6(0x2001, 0, 0, 23),
+    v6(0x2001, 0xdb8, 0, 32),
+    v6(0x2002, 0, 0, 16),
+    v6(0x2620, 0x4f, 0x8000, 48),
+    v6(0x3fff, 0, 0, 20),
+];
 
 #[cfg(test)]
 mod tests {
@@ -142,65 +158,190 @@ mod tests {
         AddressRule::new(&nets)
     }
 
-    #[test]
-    fn private_and_reserved_addresses_are_rejected_in_every_notation() {
-        for address in [
-            "127.0.0.1",
-            "127.9.9.9",
-            "0.0.0.0",
-            "10.1.2.3",
-            "172.16.0.1",
-            "172.31.255.255",
-            "192.168.1.1",
-            "169.254.169.254",
-            "100.64.0.1",
-            "100.127.255.255",
-            "192.0.0.8",
-            "198.18.0.1",
-            "198.19.255.255",
-            "224.0.0.1",
-            "240.0.0.1",
-            "255.255.255.255",
-            "192.0.2.1",
-            "::",
-            "::1",
-            "::ffff:127.0.0.1",
-            "::ffff:10.0.0.1",
-            "::127.0.0.1",
-            "fe80::1",
-            "fc00::1",
-            "fd00:ec2::254",
-            "ff02::1",
-            "64:ff9b::7f00:1",
-            "64:ff9b::a9fe:a9fe",
-            "2002:7f00:1::",
-            "2001:0:1::1",
-            "2001:db8::1",
-            "fec0::1",
-        ] {
-            let address: IpAddr = address.parse().expect("an address");
-            assert!(!rule(&[]).permits(address), "{address}");
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    /// The special-purpose registries of IANA, entry by entry, and what else must not be called.
+    const RESERVED: [(&str, &str); 63] = [
+        ("0.0.0.0/8", "this network"),
+        ("0.0.0.0/32", "this host on this network"),
+        ("10.0.0.0/8", "private use"),
+        ("100.64.0.0/10", "shared address space"),
+        ("100.100.100.200/32", "metadata of a cloud, in the shared address space"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "metadata of a cloud, in a public network"),
+        ("169.254.0.0/16", "link local"),
+        ("169.254.169.254/32", "metadata of most clouds"),
+        ("172.16.0.0/12", "private use"),
+        ("192.0.0.0/24", "IETF protocol assignments"),
+        ("192.0.0.0/29", "IPv4 service continuity prefix"),
+        ("192.0.0.8/32", "IPv4 dummy address"),
+        ("192.0.0.9/32", "port control protocol anycast"),
+        ("192.0.0.10/32", "TURN anycast"),
+        ("192.0.0.170/32", "NAT64 discovery"),
+        ("192.0.0.171/32", "DNS64 discovery"),
+        ("192.0.0.192/32", "metadata of a cloud, in the protocol assignments"),
+        ("192.0.2.0/24", "documentation"),
+        ("192.31.196.0/24", "AS112-v4"),
+        ("192.52.193.0/24", "AMT"),
+        ("192.88.99.0/24", "6to4 relay anycast"),
+        ("192.88.99.2/32", "6a44 relay anycast"),
+        ("192.168.0.0/16", "private use"),
+        ("192.175.48.0/24", "direct delegation AS112 service"),
+        ("198.18.0.0/15", "benchmarking"),
+        ("198.51.100.0/24", "documentation"),
+        ("203.0.113.0/24", "documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+        ("255.255.255.255/32", "limited broadcast"),
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("::/96", "IPv4-compatible"),
+        ("64:ff9b:1::/48", "local use of NAT64"),
+        ("100::/64", "discard only"),
+        ("100:0:0:1::/64", "dummy prefix"),
+        ("2001::/23", "IETF protocol assignments"),
+        ("2001::/32", "Teredo"),
+        ("2001:1::1/128", "port control protocol anycast"),
+        ("2001:1::2/128", "TURN anycast"),
+        ("2001:1::3/128", "DNS-SD service registration anycast"),
+        ("2001:2::/48", "benchmarking"),
+        ("2001:3::/32", "AMT"),
+        ("2001:4:112::/48", "AS112-v6"),
+        ("2001:10::/28", "ORCHID"),
+        ("2001:20::/28", "ORCHIDv2"),
+        ("2001:30::/28", "remote identification of drones"),
+        ("2001:db8::/32", "documentation"),
+        ("2002::/16", "6to4"),
+        ("2620:4f:8000::/48", "direct delegation AS112 service"),
+        ("3fff::/20", "documentation"),
+        ("4000::/3", "not assigned"),
+        ("5f00::/16", "segment routing identifiers"),
+        ("6000::/3", "not assigned"),
+        ("8000::/1", "not assigned, local and multicast"),
+        ("fc00::/7", "unique local"),
+        ("fd00:ec2::254/128", "metadata of a cloud, unique local"),
+        ("fd20:ce::254/128", "metadata of a cloud, unique local"),
+        ("fe80::/10", "link local"),
+        ("fec0::/10", "site local"),
+        ("ff00::/8", "multicast"),
+        ("ff02::1/128", "all nodes"),
+    ];
+
+    /// Returns the first, the last and some other addresses of a network.
+    fn samples(net: IpNet) -> Vec<IpAddr> {
+        match net {
+            IpNet::V4(net) => {
+                let (first, last) = (u32::from(net.network()), u32::from(net.broadcast()));
+                let middle = first + (last - first) / 2;
+                [first, first.saturating_add(1).min(last), middle, last].map(|bits| Ipv4Addr::from(bits).into()).into()
+            }
+            IpNet::V6(net) => {
+                let (first, last) = (u128::from(net.network()), u128::from(net.broadcast()));
+                let middle = first + (last - first) / 2;
+                [first, first.saturating_add(1).min(last), middle, last].map(|bits| Ipv6Addr::from(bits).into()).into()
+            }
         }
     }
 
     #[test]
-    fn public_addresses_are_permitted() {
-        for address in
-            ["1.1.1.1", "8.8.8.8", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "2002:808:808::"]
-        {
-            let address: IpAddr = address.parse().expect("an address");
-            assert!(rule(&[]).permits(address), "{address}");
+    fn every_entry_of_the_special_purpose_registries_is_rejected() {
+        for (net, name) in RESERVED {
+            for address in samples(net.parse().expect("a network")) {
+                assert!(!rule(&[]).permits(address), "{address} of {net} ({name})");
+            }
+        }
+    }
+
+    #[test]
+    fn a_reserved_address_is_rejected_within_an_ipv6_address() {
+        for (net, name) in RESERVED {
+            for address in samples(net.parse().expect("a network")) {
+                let IpAddr::V4(v4) = address else { continue };
+                let [a, b, c, d] = v4.octets().map(u16::from);
+                let (high, low) = (a << 8 | b, c << 8 | d);
+                for outer in [
+                    v4.to_ipv6_mapped(),
+                    Ipv6Addr::new(0, 0, 0, 0, 0, 0, high, low),
+                    Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
+                    Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, high, low),
+                    Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
+                    // Teredo has the server's address, and the client's with its bits inverted.
+                    Ipv6Addr::new(0x2001, 0, high, low, 0, 0, 0, 0),
+                    Ipv6Addr::new(0x2001, 0, 0x808, 0x808, 0, 0, !high, !low),
+                ] {
+                    assert!(!rule(&[]).permits(outer.into()), "{outer} with {v4} ({name})");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn public_addresses_are_permitted_also_next_to_reserved_networks() {
+        for text in [
+            "1.0.0.0",
+            "1.1.1.1",
+            "8.8.8.8",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.0",
+            "168.63.129.15",
+            "168.63.129.17",
+            "169.253.255.255",
+            "169.255.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "191.255.255.255",
+            "192.0.1.0",
+            "192.0.3.0",
+            "192.31.195.255",
+            "192.31.197.0",
+            "192.52.192.255",
+            "192.52.194.0",
+            "192.88.98.255",
+            "192.88.100.0",
+            "192.167.255.255",
+            "192.169.0.0",
+            "192.175.47.255",
+            "192.175.49.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "198.51.99.255",
+            "198.51.101.0",
+            "203.0.112.255",
+            "203.0.114.0",
+            "223.255.255.255",
+            "2000::1",
+            "2001:200::1",
+            "2001:4860:4860::8888",
+            "2001:db7::1",
+            "2001:db9::1",
+            "2003::1",
+            "2606:4700::1111",
+            "2620:4f:7fff::1",
+            "2620:4f:8001::1",
+            "3ffe::1",
+            "3fff:1000::1",
+            "::ffff:8.8.8.8",
+            "64:ff9b::8.8.8.8",
+        ] {
+            assert!(rule(&[]).permits(address(text)), "{text}");
         }
     }
 
     #[test]
     fn an_allowed_network_permits_only_its_own_addresses() {
-        let rule = rule(&["127.0.0.0/8", "fd12::/16"]);
-        assert!(rule.permits("127.0.0.1".parse().expect("an address")));
-        assert!(rule.permits("::ffff:127.0.0.1".parse().expect("an address")));
-        assert!(rule.permits("fd12::1".parse().expect("an address")));
-        assert!(!rule.permits("10.0.0.1".parse().expect("an address")));
-        assert!(!rule.permits("::1".parse().expect("an address")));
+        let rule = rule(&["127.0.0.0/8", "fd12::/16", "2002:7f00::/24"]);
+        for permitted in ["127.0.0.1", "::ffff:127.0.0.1", "64:ff9b::127.0.0.1", "fd12::1", "2002:7f00:1::"] {
+            assert!(rule.permits(address(permitted)), "{permitted}");
+        }
+        for rejected in ["10.0.0.1", "::1", "fd13::1", "::127.0.0.1", "64:ff9b:1::127.0.0.1", "2002:a00:1::"] {
+            assert!(!rule.permits(address(rejected)), "{rejected}");
+        }
     }
 
     #[test]
