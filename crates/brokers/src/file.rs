@@ -7,7 +7,7 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Seek, SeekFrom, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -188,7 +188,8 @@ impl RotatingLog {
 
     fn open(&self) -> io::Result<OpenFile> {
         let path = &self.options.path;
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        // A new file is for its owner alone. Create it first to let another user read it.
+        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
         file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::other("another process is writing to it"),
             TryLockError::Error(error) => error,

@@ -9,7 +9,7 @@ use faena_domain::Timestamp;
 use rusqlite::{Connection, OpenFlags, types::ValueRef};
 use uuid::Uuid;
 
-use super::{Sqlite, audit, opening, writer::Tx};
+use super::{Sqlite, audit, opening, private, writer::Tx};
 use crate::{
     AuditEntry, AuditStore, Cause, GracePeriods, NodeStore, Result, StoreError,
     doctor::{
@@ -154,6 +154,11 @@ fn look_at_files(path: &Path, findings: &mut Vec<crate::doctor::Finding>) {
         use std::os::unix::fs::PermissionsExt;
         if permissions.mode() & 0o002 != 0 {
             let text = format!("{} can be written by every user of this machine", path.display());
+            findings.push(code_of("file-open-to-all").finding(1, text));
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if private::is_writable_by_others(folder) {
+            let text = format!("other users of this machine can replace files in {}", folder.display());
             findings.push(code_of("file-open-to-all").finding(1, text));
         }
     }

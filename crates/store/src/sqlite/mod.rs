@@ -23,6 +23,7 @@ mod outbox_dlq;
 mod worker_reads;
 mod run_updates;
 mod outbox;
+mod private;
 mod read;
 mod rules;
 mod schedules;
@@ -38,7 +39,7 @@ mod writer;
 
 use std::{
     fs,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
@@ -98,13 +99,12 @@ impl Sqlite {
     fn open_blocking(path: &Path, options: StoreOptions) -> Result<Sqlite> {
         let setup = |what: String| StoreError::Setup(what);
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            // Only the owner may read the payloads of jobs. A folder that exists keeps its permissions.
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| {
+            private::create_folder(folder).map_err(|e| {
                 setup(format!("cannot create the folder {}: {e}; choose another with DATABASE_URL", folder.display()))
             })?;
         }
         let lock = lock_file(path)?;
-        create_private(path).map_err(|e| {
+        private::create_file(path).map_err(|e| {
             setup(format!(
                 "cannot write {}: {e}; check the folder's owner, or choose another with DATABASE_URL",
                 path.display()
@@ -117,6 +117,8 @@ impl Sqlite {
             }
             other => other,
         })?;
+        // Not before: a file that is not a database of Faena is not changed.
+        private::restrict_files(path);
         // The previous owner of this file has ended, because its lock is free: everything it had is released.
         writer.execute("DELETE FROM node", [])?;
         writer.execute("UPDATE outbox_lease SET node = NULL, until = 0 WHERE node IS NOT NULL", [])?;
@@ -175,14 +177,6 @@ impl Sqlite {
             self.shared.rules.set(stored);
         }
         result
-    }
-}
-
-/// Creates the database file for its owner alone, unless it exists. SQLite gives its other files the same permissions.
-fn create_private(path: &Path) -> std::io::Result<()> {
-    match fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
     }
 }
 
