@@ -51,6 +51,8 @@ impl BrokerUrl {
             secrets.push(raw.to_owned());
             secrets.push(percent_decode(raw));
         }
+        // Short values of parameters are settings, and their letters are in any text.
+        secrets.extend(url.query_pairs().map(|(_, value)| value.into_owned()).filter(|value| value.len() >= 6));
         secrets.retain(|secret| !secret.is_empty());
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
@@ -174,6 +176,8 @@ mod tests {
             url.redact("access denied with se/cret or se%2Fcret for user"),
             "access denied with *** or *** for user"
         );
+        let url = BrokerUrl::parse("redis://host/0?password=se%2Fcret&protocol=3").unwrap();
+        assert_eq!(url.redact("denied with se/cret, protocol 3"), "denied with ***, protocol 3");
         assert_eq!(BrokerUrl::parse("amqp://user:@host").unwrap().redact("unchanged"), "unchanged");
         let url = BrokerUrl::parse("amqp://guest:guest@host").unwrap();
         assert_eq!(url.redact(&format!("lost {url}: guest")), "lost amqp://guest:***@host: ***");

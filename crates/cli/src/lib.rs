@@ -10,7 +10,7 @@ pub mod keys;
 mod limits;
 mod machines;
 pub mod outbox;
-mod output;
+pub mod output;
 mod queues;
 mod schedule_options;
 mod schedules;

@@ -1,43 +1,24 @@
 //! Formats output for a terminal.
 
-use std::{borrow::Cow, fmt, io::Write};
+use std::{fmt, io::Write};
 
-use faena_domain::Timestamp;
+use faena_domain::{Timestamp, printable};
 
-/// Prints a line. A reader that has closed the pipe (`faena jobs list | head`) is not an error.
+/// Prints a line, safe for a terminal. A reader that has closed the pipe (`faena jobs list | head`) is not an error.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", escaped(text));
+    let _ = writeln!(out, "{}", printable(text));
     let _ = out.flush();
 }
 
-/// Prints a line to the standard error output.
+/// Prints a line to the standard error output, safe for a terminal.
 pub fn print_error(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "faena: {}", escaped(text));
-}
-
-/// Escapes control characters other than line breaks and tabs, as in JSON.
-///
-/// Workers choose the texts of errors, logs and results, and a terminal would obey the control sequences in them.
-fn escaped(text: &str) -> Cow<'_, str> {
-    let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(is_unsafe) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_unsafe(c) {
-            out.push_str(&format!("\\u{:04x}", u32::from(c)));
-        } else {
-            out.push(c);
-        }
-    }
-    Cow::Owned(out)
+    let _ = writeln!(std::io::stderr().lock(), "faena: {}", printable(text));
 }
 
 /// Returns a text as one line without control characters.
 pub fn one_line(text: &str) -> String {
-    escaped(&text.replace("\r\n", " ").replace(['\n', '\t'], " ")).into_owned()
+    printable(&text.replace("\r\n", " ").replace(['\n', '\t'], " ")).into_owned()
 }
 
 /// A table with one line per row, without borders.
@@ -214,9 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(escaped("plain ñ\n\ttext"), "plain ñ\n\ttext");
-        assert_eq!(escaped("\u{1b}[31mred\u{7}\r\u{9b}2J\0"), "\\u001b[31mred\\u0007\\u000d\\u009b2J\\u0000");
+    fn control_characters_are_printable() {
         let mut table = table(["id", "error"]);
         table.add_row(["1".into(), "a\u{1b}[2Jb\r\nc\td".into()]);
         assert_eq!(table.render(usize::MAX), "id  error\n1   a\\u001b[2Jb c d");

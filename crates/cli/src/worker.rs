@@ -3,6 +3,7 @@
 use std::{io::IsTerminal, process::Stdio, sync::Arc, time::Duration};
 
 use faena::{Context, JobError};
+use faena_domain::LogWriter;
 use process_wrap::tokio::{ChildWrapper, CommandWrap, ProcessGroup};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -70,7 +71,10 @@ pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Command
 /// Prints what happens to the connection, as the server prints its log.
 fn start_logging() {
     let colours = std::io::stderr().is_terminal();
-    let layer = tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr);
+    let layer = tracing_subscriber::fmt::layer()
+        .with_ansi(colours)
+        .with_target(false)
+        .with_writer(move || LogWriter::new(std::io::stderr(), colours));
     let filter = tracing_subscriber::filter::Targets::new().with_target("faena", tracing::Level::INFO);
     // Fails only if a test has installed a subscriber.
     let _ = tracing_subscriber::registry().with(filter).with(layer).try_init();

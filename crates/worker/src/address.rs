@@ -13,10 +13,10 @@ pub(crate) struct Address {
     token: Option<String>,
 }
 
-/// Never shows the token.
+/// Never shows the token, nor a user name or password.
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.base)
+        f.write_str(&self.shown())
     }
 }
 
@@ -26,14 +26,28 @@ impl Address {
         let url = url.or_else(|| std::env::var("FAENA_URL").ok()).filter(|url| !url.is_empty());
         let base = url.unwrap_or_else(|| DEFAULT_URL.into()).trim_end_matches('/').to_owned();
         let parsed = reqwest::Url::parse(&base).ok();
-        if !parsed.is_some_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host()) {
-            return Err(Error::Invalid(format!("not a valid server URL: \"{base}\"; write it like http://host:port")));
+        let is_valid = |url: &reqwest::Url| {
+            let has_parameters = url.query().is_some() || url.fragment().is_some();
+            ["http", "https"].contains(&url.scheme()) && url.has_host() && !has_parameters
+        };
+        if !parsed.as_ref().is_some_and(is_valid) {
+            // What looks like a password or a parameter is not repeated.
+            let shown = if base.contains(['@', '?', '#', '=']) { "***" } else { &base };
+            return Err(Error::Invalid(format!("not a valid server URL: \"{shown}\"; write it like http://host:port")));
         }
         let token = token.filter(|token| !token.is_empty());
         if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
             return Err(Error::Invalid("the token must consist of visible ASCII characters".into()));
         }
         Ok(Address { base, token })
+    }
+
+    /// Returns the URL to show: without user name and password.
+    pub fn shown(&self) -> String {
+        match (self.base.split_once("://"), self.base.rsplit_once('@')) {
+            (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
+            _ => self.base.clone(),
+        }
     }
 
     pub fn http(&self, path: &str) -> String {
@@ -80,5 +94,11 @@ mod tests {
         for url in ["localhost:3000", "ftp://host", "http://", "nonsense"] {
             assert!(Address::new(Some(url.into()), None).is_err(), "{url}");
         }
+        for url in ["http://host?token=secret", "http://host#secret", "ftp://me:secret@host"] {
+            let error = Address::new(Some(url.into()), None).expect_err("not valid");
+            assert!(!format!("{error} {error:?}").contains("secret"), "{error}");
+        }
+        let address = Address::new(Some("http://me:secret@host:3000".into()), None).expect("an address");
+        assert_eq!(format!("{address:?}"), "http://***@host:3000");
     }
 }

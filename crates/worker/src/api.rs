@@ -127,7 +127,7 @@ impl Client {
     }
 
     fn unreachable(&self, source: impl std::error::Error + Send + Sync + 'static) -> Error {
-        Error::Unreachable { url: self.address.http(""), source: source.into() }
+        Error::Unreachable { url: self.address.shown(), source: source.into() }
     }
 }
 
