@@ -1,19 +1,18 @@
 //! Runs a configured command: input from a file, output in bounded memory, limits, and no process left behind.
 //!
-//! The command runs below `faena guard`, which kills its process group when this process ends, however it ends.
+//! The command runs below `faena guard`, which kills everything it has started when this process ends, however it ends.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
-    process::Stdio,
     sync::Arc,
     time::Duration,
 };
 
+use faena_process::{Folder, ProcessEnd, Program, Running};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
-    process::Command,
     sync::Notify,
 };
 use tokio_util::sync::CancellationToken;
@@ -29,8 +28,8 @@ const SECRETS: [&str; 4] =
     ["FAENA_TOKEN", "FAENA_WORKER_TOKEN", crate::transport::broker::URL_VARIABLE, crate::gateway::TOKEN_VARIABLE];
 /// How long the outputs are read after the command has ended, if a process it started keeps them open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
-/// How long the guard may take to kill the command.
-const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// Exit code that shells give to a command killed by a signal, less the signal.
+const KILLED: i32 = 128;
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// A command to run.
@@ -94,7 +93,7 @@ struct Shared<'a> {
     progress: &'a Progress,
 }
 
-/// Runs a command until it ends, exceeds a limit, or is cancelled. Afterwards none of its process group is left.
+/// Runs a command until it ends, exceeds a limit, or is cancelled. Afterwards none of its processes is left.
 pub async fn run(guard: &Path, spec: CommandSpec<'_>, progress: &Progress, cancel: &CancellationToken) -> CommandEnd {
     let shared = Arc::new(Shared {
         capture: Mutex::new(Capture { stdout: Vec::new(), log: BoundedLog::new(spec.kept_bytes) }),
@@ -115,27 +114,26 @@ pub async fn run(guard: &Path, spec: CommandSpec<'_>, progress: &Progress, cance
 }
 
 async fn run_guarded(guard: &Path, spec: &CommandSpec<'_>, shared: &Shared<'_>, cancel: &CancellationToken) -> Ending {
-    let mut child = match prepare(guard, spec).spawn() {
-        Ok(child) => child,
+    let Running { stdout, stderr, guard_id, control, mut end } = match faena_process::start(Some(guard), program(spec))
+    {
+        Ok(running) => running,
         Err(error) => return Ending::Broken(format!("cannot start a process: {error}")),
     };
-    // Waiting for a process closes its standard input, which is what the guard waits for.
-    let stdin = child.stdin.take();
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let process = child.id();
     let outputs = async { tokio::join!(read(stdout, true, shared), read(stderr, false, shared)) };
     tokio::pin!(outputs);
-    let watch = isolation::watch(process, spec.usage);
+    let watch = isolation::watch(guard_id, spec.usage);
     tokio::pin!(watch);
     let limit = tokio::time::sleep(spec.time_limit);
     tokio::pin!(limit);
     let mut outputs_open = true;
     let ending = loop {
         tokio::select! {
-            status = child.wait() => {
-                break match status {
-                    Ok(status) => Ending::Exit(status.code().unwrap_or(-1)),
-                    Err(error) => Ending::Broken(format!("cannot wait for a process: {error}")),
+            end = end.wait() => {
+                break match end {
+                    ProcessEnd::Exited(code) => Ending::Exit(code),
+                    ProcessEnd::KilledBySignal(signal) => Ending::Exit(KILLED + signal),
+                    ProcessEnd::NotStarted(error) => Ending::Broken(format!("cannot start {}: {error}", spec.argv[0])),
+                    ProcessEnd::GuardLost => Ending::Broken("the guard of the command was killed".into()),
                 };
             }
             _ = &mut outputs, if outputs_open => outputs_open = false,
@@ -145,10 +143,8 @@ async fn run_guarded(guard: &Path, spec: &CommandSpec<'_>, shared: &Shared<'_>, 
             () = cancel.cancelled() => break Ending::Cancelled,
         }
     };
-    drop(stdin);
-    if tokio::time::timeout(KILL_LIMIT, child.wait()).await.is_err() {
-        let _ = child.start_kill();
-    }
+    control.kill();
+    let _ = end.wait().await;
     if outputs_open {
         let _ = tokio::time::timeout(OUTPUT_GRACE, outputs).await;
     }
@@ -157,24 +153,19 @@ async fn run_guarded(guard: &Path, spec: &CommandSpec<'_>, shared: &Shared<'_>, 
     if is_over && matches!(ending, Ending::Exit(_)) { Ending::TooMuchOutput } else { ending }
 }
 
-fn prepare(guard: &Path, spec: &CommandSpec<'_>) -> Command {
-    let mut command = Command::new(guard);
-    command.arg("guard");
-    if let Some(input) = spec.input {
-        command.arg("--input").arg(input);
+fn program(spec: &CommandSpec<'_>) -> Program {
+    let is_passed = |name: &OsStr| match spec.inherits_environment {
+        true => !SECRETS.iter().any(|secret| name == *secret),
+        false => ["PATH", "LANG", "TZ"].iter().any(|passed| name == *passed),
+    };
+    let mut environment: Vec<_> = std::env::vars_os().filter(|(name, _)| is_passed(name)).collect();
+    environment.extend(spec.variables.iter().map(|(name, value)| ((*name).into(), value.clone())));
+    Program {
+        argv: spec.argv.iter().map(OsString::from).collect(),
+        environment,
+        folder: Folder::Given(spec.folder.to_owned()),
+        input: spec.input.map(Path::to_owned),
     }
-    command.arg("--").args(&spec.argv).current_dir(spec.folder);
-    if spec.inherits_environment {
-        for secret in SECRETS {
-            command.env_remove(secret);
-        }
-    } else {
-        command.env_clear();
-        command.envs(["PATH", "LANG", "TZ"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-    }
-    command.envs(spec.variables.iter().map(|(name, value)| (name, value)));
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    command
 }
 
 /// Reads an output to its end. What is not kept is discarded, so that the command does not block.

@@ -80,7 +80,8 @@ impl Git {
     async fn call(&self, folder: &Path, arguments: &[&str], cancel: &CancellationToken) -> Result<String, Failure> {
         let name = arguments.iter().find(|word| !word.starts_with('-')).unwrap_or(&"git");
         let failed = |reason: String| Failure::Retry(format!("git {name}: {reason}"));
-        let mut child = self.command(folder, arguments).spawn().map_err(|error| failed(error.to_string()))?;
+        let (mut child, _known) =
+            faena_process::spawn(&mut self.command(folder, arguments)).map_err(|error| failed(error.to_string()))?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let read = async |output: Option<&mut (dyn tokio::io::AsyncRead + Unpin + Send)>| {
             let mut bytes = Vec::new();

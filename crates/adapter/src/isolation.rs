@@ -107,7 +107,8 @@ async fn succeeds(wrapper: &[String], command: &[&str]) -> bool {
     let mut probe = Command::new(program);
     probe.args(arguments).args(command).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     probe.kill_on_drop(true);
-    let status = tokio::time::timeout(PROBE_LIMIT, async { probe.spawn()?.wait().await }).await;
+    let Ok((mut child, _known)) = faena_process::spawn(&mut probe) else { return false };
+    let status = tokio::time::timeout(PROBE_LIMIT, child.wait()).await;
     matches!(status, Ok(Ok(status)) if status.success())
 }
 

@@ -10,6 +10,7 @@ mod words;
 mod repository;
 mod task;
 mod outgoing;
+mod private;
 mod records;
 mod backoff;
 mod transport;
@@ -27,6 +28,7 @@ mod gateway;
 use std::{io::IsTerminal, process::ExitCode};
 
 use clap::Subcommand;
+use faena_domain::{LogWriter, printable};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -55,6 +57,7 @@ const USAGE: u8 = 2;
 /// Runs an adapter until SIGTERM or Ctrl-C.
 pub async fn run(command: Command) -> ExitCode {
     start_logging();
+    faena_process::adopt_orphans();
     let stop = CancellationToken::new();
     let signals = tokio::spawn(stop_on_signal(stop.clone()));
     let result = match command {
@@ -69,7 +72,7 @@ pub async fn run(command: Command) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(CannotStart(message)) => {
-            eprintln!("faena: {message}");
+            eprintln!("faena: {}", printable(&message));
             ExitCode::from(USAGE)
         }
     }
@@ -78,7 +81,10 @@ pub async fn run(command: Command) -> ExitCode {
 /// Prints the log as the server does.
 fn start_logging() {
     let colours = std::io::stderr().is_terminal();
-    let layer = tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr);
+    let layer = tracing_subscriber::fmt::layer()
+        .with_ansi(colours)
+        .with_target(false)
+        .with_writer(move || LogWriter::new(std::io::stderr(), colours));
     let filter = tracing_subscriber::filter::Targets::new()
         .with_target("faena", tracing::Level::INFO)
         .with_target("faena_adapter", tracing::Level::INFO);

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CannotStart,
     outgoing::Outgoing,
+    private,
     task::{Demand, Known},
 };
 
@@ -65,9 +66,9 @@ pub struct Records {
 impl Records {
     pub fn open(folder: &Path) -> Result<Records, CannotStart> {
         let cannot = |error: io::Error| CannotStart(format!("--workdir {}: {error}", folder.display()));
-        fs::create_dir_all(folder.join("tasks")).map_err(cannot)?;
+        private::create_folder(&folder.join("tasks")).map_err(cannot)?;
         let folder = folder.canonicalize().map_err(cannot)?;
-        let lock = File::create(folder.join("lock")).map_err(cannot)?;
+        let lock = private::create_file(&folder.join("lock")).map_err(cannot)?;
         match lock.try_lock() {
             Ok(()) => Ok(Records { folder, _lock: lock }),
             Err(fs::TryLockError::WouldBlock) => Err(CannotStart(format!(
@@ -101,7 +102,7 @@ impl Records {
 
     pub fn save(&self, record: &Record) -> io::Result<()> {
         let folder = self.task_folder(&record.demand.task);
-        fs::create_dir_all(&folder)?;
+        private::create_folder(&folder)?;
         write_atomically(&folder.join("record.json"), &serde_json::to_vec_pretty(record)?)
     }
 
@@ -131,7 +132,7 @@ impl Records {
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("new");
-    let mut file = File::create(&temporary)?;
+    let mut file = private::create_file(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;

@@ -12,6 +12,7 @@ use crate::{
     git::{Author, Git, Worktree},
     options::{Argv, ServiceArguments, argv, bytes, duration},
     outgoing::{CHANGE_MADE, PLAN_MADE, derived_id},
+    private,
     records::Records,
     repository::{Allowed, PullRequest, Repository},
     runner::serve,
@@ -67,7 +68,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), Ca
     let records = Records::open(&arguments.service.workdir)?;
     let cannot = |error: io::Error| CannotStart(format!("--workdir: {error}"));
     let copies = records.folder().join("repositories");
-    fs::create_dir_all(&copies).map_err(cannot)?;
+    private::create_folder(&copies).map_err(cannot)?;
     let smith = Smith {
         allowed: arguments.service.allowed()?,
         guard: command::guard_program().map_err(cannot)?,
@@ -278,7 +279,7 @@ impl Smith {
 
     fn write_inputs(&self, run: &Run<'_>, files: &[(&str, &str)]) -> Result<(), Failure> {
         let folder = inputs_folder(run);
-        let written = fs::create_dir_all(&folder)
+        let written = private::create_folder(&folder)
             .and_then(|()| files.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text)));
         written.map_err(|error| Failure::Retry(format!("cannot write the inputs of a command: {error}")))
     }

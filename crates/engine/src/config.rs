@@ -1,6 +1,6 @@
 //! Configuration of the engine.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use faena_domain::JobLimits;
 use faena_store::{ConfiguredRules, GracePeriods, Retention};
@@ -46,9 +46,8 @@ pub struct EngineConfig {
     pub job_limits: JobLimits,
     /// Pools of worker processes to run.
     pub pools: Vec<PoolConfig>,
-    /// Command (`faena guard --`) that wraps each process that is started and kills its process group when this process ends.
-    /// Empty: no wrapper.
-    pub guard_command: Vec<String>,
+    /// The `faena` binary, which guards each program that is started. `None`: only the process groups of programs are killed.
+    pub guard: Option<PathBuf>,
     /// URL under which the processes of pools reach this server.
     pub own_url: String,
     /// API key of the processes of pools.
@@ -115,7 +114,7 @@ impl Default for EngineConfig {
             retention: Retention::default(),
             rules: ConfiguredRules::default(),
             pools: Vec::new(),
-            guard_command: Vec::new(),
+            guard: None,
             own_url: String::new(),
             pool_token: PoolToken::default(),
             allowed_networks: Vec::new(),

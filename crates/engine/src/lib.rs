@@ -27,7 +27,6 @@ mod nodes;
 pub mod outbox;
 mod poller;
 mod pool;
-mod process_end;
 mod promoter;
 mod recorder;
 mod reporter;

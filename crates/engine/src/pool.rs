@@ -4,7 +4,7 @@
 //! under the id it was given. An ephemeral pool starts one process per job; the job is `SCHEDULED` until the process has
 //! connected. A process that crashes at its start is started again with a growing delay.
 //!
-//! Each process runs under a guard that kills its whole process group when this server ends, however it ends.
+//! Each process runs under a guard that kills it with everything it has started when this server ends, however it ends.
 
 mod output;
 mod process;
@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{ErrorReason, Failure, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState};
+use faena_domain::{
+    ErrorReason, Failure, Timestamp, WorkerCapabilities, WorkerId, WorkerKind, WorkerState, masked_words,
+};
+use faena_process::ProcessEnd;
 use faena_store::{Counts, GUARDIAN, Lane, Tally, WorkerEnd};
 use parking_lot::Mutex;
 
@@ -24,7 +27,6 @@ use crate::{
     breaker::{Breaker, BreakerRule},
     config::ms,
     guardian::Check,
-    process_end::ProcessEnd,
     workers::{ConnectedWorker, Transport, WorkerIdentity, watch::not_connected},
 };
 use process::Process;
@@ -226,7 +228,7 @@ impl Pool {
         let retry_in = Duration::from_millis(delay_ms.unsigned_abs());
         let error = match end {
             ProcessEnd::NotStarted(error) => Some(error),
-            ProcessEnd::Exited(_) | ProcessEnd::KilledBySignal(_) => None,
+            ProcessEnd::Exited(_) | ProcessEnd::KilledBySignal(_) | ProcessEnd::GuardLost => None,
         };
         let exit_code = end.exit_code();
         tracing::warn!(pool, exit_code, error, jobs, failures, ?retry_in, "pool process failed at its start");
@@ -236,7 +238,7 @@ impl Pool {
                 exit_code,
                 error,
                 failures,
-                command = self.config.command.join(" "),
+                command = masked_words(&self.config.command),
                 "pool is broken"
             );
         }

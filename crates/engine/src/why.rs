@@ -10,7 +10,7 @@ use faena_domain::{
 use faena_store::{ClaimOwner, Filter, JobPosition, Lane, LaneId, Page, StoredLimit, Tally};
 use serde_json::json;
 
-use crate::{Engine, EngineError, config::ms};
+use crate::{Engine, EngineError, builtin::how_to_allow, config::ms};
 
 /// Most jobs or workers that are listed by id.
 const MAX_LISTED: usize = 10;
@@ -219,7 +219,8 @@ async fn workers(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<R
         } else {
             format!("workers can run {}", known.join(", "))
         };
-        let message = format!("no worker can run type \"{}\" from queue \"{}\" ({known})", job.kind, job.queue);
+        let hint = how_to_allow(&job.kind, &engine.config).map(|hint| format!("; {hint}")).unwrap_or_default();
+        let message = format!("no worker can run type \"{}\" from queue \"{}\" ({known}){hint}", job.kind, job.queue);
         return Ok(vec![Reason::new("no_worker", message, json!({"type": job.kind, "queue": job.queue}))]);
     }
     let mut reasons = Vec::new();

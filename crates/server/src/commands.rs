@@ -1,14 +1,16 @@
 //! The command line of the `faena` binary.
 
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
+use faena_cli::output::{print, print_error};
+use faena_domain::printable;
 use faena_store::ExternalMapping;
 
 use crate::{
     bench,
     config::{self, Config},
-    doctor, guard, health, keys, reference, serve,
+    doctor, health, keys, reference, serve,
 };
 
 /// Durable job server: nothing is lost, nothing is stuck, everything explains itself
@@ -65,14 +67,17 @@ enum Command {
         #[command(subcommand)]
         command: OutboxCommand,
     },
-    /// Run a command and kill it with all its children when standard input closes
+    /// Run a command and kill it with everything it has started when standard input closes
     #[command(hide = true)]
     Guard {
         /// File that becomes the standard input of the command
         #[arg(long)]
         input: Option<PathBuf>,
+        /// Folder to create, to run the command in, and to remove at the end
+        #[arg(long)]
+        scratch: Option<PathBuf>,
         #[arg(last = true, required = true)]
-        argv: Vec<String>,
+        argv: Vec<OsString>,
     },
     /// Print a generated page of the reference documentation
     #[command(hide = true)]
@@ -159,14 +164,14 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let _ = error.print();
+            print_usage(&error);
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
     match run(cli.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("faena: {error:#}");
+            print_error(&format!("{error:#}"));
             let usage = error.is::<config::ConfigError>()
                 || matches!(error.downcast_ref(), Some(faena_store::StoreError::Setup(_)))
                 || error.is::<serve::CannotStart>();
@@ -192,13 +197,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 store.close().await;
                 anyhow::Ok(())
             })?;
-            println!("schema is up to date");
+            print("schema is up to date");
         }
         Command::Config { config, json, example } => {
             if example {
-                print(&config::example())?;
+                print(config::example().trim_end());
             } else {
-                print_config(&config.load(&config.flags())?, json)?;
+                print_config(&config.load(&config.flags())?, json);
             }
         }
         Command::Doctor { config, arguments } => {
@@ -218,18 +223,17 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 Names::Pascal => ExternalMapping::default(),
                 Names::Snake => ExternalMapping::in_snake_case(),
             };
-            print(&ExternalMapping { schema, dead_table, ..mapping }.init_sql())?;
+            print(ExternalMapping { schema, dead_table, ..mapping }.init_sql().trim_end_matches('\n'));
         }
-        Command::Guard { input, argv } => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(guard::run(argv, input.as_deref()));
+        Command::Guard { input, scratch, argv } => {
+            faena_process::run_guard(&argv, &faena_process::GuardOptions { input, scratch })
         }
         Command::Adapter { command } => return Ok(runtime()?.block_on(faena_adapter::run(command))),
-        Command::Reference { page } => print(&page.render(Cli::command()))?,
+        Command::Reference { page } => print(page.render(Cli::command()).trim_end_matches('\n')),
         Command::Completions { shell } => {
             let mut buffer = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "faena", &mut buffer);
-            print(&String::from_utf8_lossy(&buffer))?;
+            print(String::from_utf8_lossy(&buffer).trim_end_matches('\n'));
         }
         Command::Client(faena_cli::Command::Keys { command: faena_cli::keys::Command::Create(create) })
             if create.offline =>
@@ -238,7 +242,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 ConfigArguments { config: create.config.clone(), database_url: create.database_url.clone() };
             let config = arguments.load(&arguments.flags())?;
             let text = runtime()?.block_on(keys::create_offline(&config, &create))?;
-            print(&format!("{text}\n"))?;
+            print(&text);
         }
         Command::Client(command) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -252,22 +256,25 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// Prints `text`. A closed pipe (`faena config | head`) is not an error.
-fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+/// Prints help, or what is wrong with the arguments, which the message repeats.
+fn print_usage(error: &clap::Error) {
+    let text = error.render().to_string();
+    if printable(&text) == text {
+        // With colours.
+        let _ = error.print();
+    } else {
+        eprintln!("{}", printable(text.trim_end()));
     }
 }
 
-fn print_config(config: &Config, json: bool) -> anyhow::Result<()> {
+fn print_config(config: &Config, json: bool) {
     let rows = config.rows();
     if json {
         let map: serde_json::Map<String, serde_json::Value> = rows
             .into_iter()
             .map(|(path, value, origin)| (path, serde_json::json!({"value": value, "source": origin})))
             .collect();
-        return print(&format!("{}\n", serde_json::to_string_pretty(&map)?));
+        return print(&serde_json::to_string_pretty(&map).expect("texts are JSON"));
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
@@ -275,7 +282,7 @@ fn print_config(config: &Config, json: bool) -> anyhow::Result<()> {
     for (path, value, origin) in rows {
         table.add_row([path, value, origin]);
     }
-    print(&format!("{table}\n"))
+    print(&table.to_string());
 }
 
 impl ConfigArguments {

@@ -125,6 +125,13 @@ impl Config {
 
     /// Checks rules that concern more than one value.
     fn check_together(&self) -> Result<(), ConfigError> {
+        let database = self.text("database.url");
+        if database.starts_with("sqlite:") && database.contains('?') {
+            let origin = &self.settings["database.url"].origin;
+            return Err(ConfigError(format!(
+                "{origin} database.url: a SQLite file has no parameters; remove the question mark and what follows it"
+            )));
+        }
         for path in POSITIVE {
             if self.duration(path).is_zero() {
                 return Err(ConfigError(format!("{}: {path}: must be more than 0s", self.settings[path].origin)));
@@ -318,7 +325,7 @@ impl Config {
             guardian_interval: self.duration("guardian.interval"),
             rules: self.rules(),
             pools: values(&self.pools),
-            guard_command: Vec::new(),
+            guard: None,
             own_url: String::new(),
             pool_token: PoolToken::default(),
             retention: Retention {
@@ -427,19 +434,6 @@ fn split(value: &str) -> impl Iterator<Item = &str> {
 
 fn parse_network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from))
-}
-
-/// Returns a database URL with its password hidden.
-pub fn without_password(url: &str) -> String {
-    match url::Url::parse(url) {
-        Ok(mut parsed) if parsed.password().is_some() => {
-            let _ = parsed.set_password(Some("***"));
-            parsed.to_string()
-        }
-        Ok(_) => url.to_owned(),
-        // An unparsable URL may contain a password anywhere.
-        Err(_) => "***".into(),
-    }
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@
 //! TLS certificate, and whether a server answers and all its loops run. Exit code: 0 no errors, 1 errors found, 2 the check itself failed.
 
 use std::{
-    io::{IsTerminal, Write},
+    io::IsTerminal,
     path::Path,
     process::{ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
+use faena_cli::output::{print, print_error};
 use faena_domain::Timestamp;
 use faena_store::doctor::{self, Finding, Inspection, Repaired, Severity};
 use faena_wire::{Health, Ready};
@@ -50,7 +51,7 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
     let (repaired, mut inspection) = match checked {
         Ok(checked) => checked,
         Err(error) => {
-            eprintln!("faena: {error}");
+            print_error(&error.to_string());
             return Ok(ExitCode::from(CHECK_FAILED));
         }
     };
@@ -60,10 +61,7 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
     inspection.findings.sort_by_key(|finding| finding.severity);
     let report = Report { repaired, inspection, took: started.elapsed() };
     let text = if arguments.json { report.json() } else { report.text() };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
-        _ => {}
-    }
+    print(text.trim_end_matches('\n'));
     Ok(if report.count(Severity::Error) > 0 { ExitCode::from(ERRORS_FOUND) } else { ExitCode::SUCCESS })
 }
 

@@ -3,6 +3,8 @@
 use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context;
+use faena_cli::output::print;
+use faena_domain::masked_url;
 use faena_wire::{Health, Ready};
 
 use crate::{config::Config, serve::CannotStart};
@@ -31,16 +33,16 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
     })?;
     if arguments.live {
         let url = format!("{base}/health/live");
-        let answer = client()?.get(&url).send().await.with_context(|| format!("no answer from {url}"))?;
-        anyhow::ensure!(answer.status().is_success(), "{url} answers {}", answer.status());
-        println!("{}", if arguments.json { "{\"status\":\"ok\"}" } else { "alive" });
+        let answer = call(&url).await?;
+        anyhow::ensure!(answer.status().is_success(), "{} answers {}", masked_url(&url), answer.status());
+        print(if arguments.json { "{\"status\":\"ok\"}" } else { "alive" });
         return Ok(ExitCode::SUCCESS);
     }
     let ready = fetch(&base).await?;
     if arguments.json {
-        println!("{}", serde_json::to_string(&ready)?);
+        print(&serde_json::to_string(&ready)?);
     } else {
-        print!("{}", describe(&ready));
+        print(describe(&ready).trim_end_matches('\n'));
     }
     Ok(if ready.status == Health::Unhealthy { ExitCode::from(UNHEALTHY) } else { ExitCode::SUCCESS })
 }
@@ -48,8 +50,13 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
 /// Returns the readiness of the server at `base`. Fails if it does not answer, or another program does.
 pub async fn fetch(base: &str) -> anyhow::Result<Ready> {
     let url = format!("{base}/health/ready");
-    let answer = client()?.get(&url).send().await.with_context(|| format!("no answer from {url}"))?;
-    answer.json().await.with_context(|| format!("{url} is not a Faena server"))
+    let body = call(&url).await?.json().await.map_err(reqwest::Error::without_url);
+    body.with_context(|| format!("{} is not a Faena server", masked_url(&url)))
+}
+
+async fn call(url: &str) -> anyhow::Result<reqwest::Response> {
+    let answer = client()?.get(url).send().await.map_err(reqwest::Error::without_url);
+    answer.with_context(|| format!("no answer from {}", masked_url(url)))
 }
 
 /// The server is on this machine, and its certificate is for another name. No secret is sent.

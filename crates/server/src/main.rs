@@ -4,7 +4,6 @@ mod bench;
 mod commands;
 mod config;
 mod doctor;
-mod guard;
 mod health;
 mod http;
 mod keys;
@@ -13,6 +12,8 @@ mod reference;
 mod serve;
 
 fn main() -> std::process::ExitCode {
+    // The environment contains keys and the password of the database.
+    faena_process::forbid_inspection();
     // Chooses one crypto library for the whole process, before anything uses TLS.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     commands::main()

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context;
 use faena_api::{Api, Parts, Traffic};
 use faena_auth::{OwnToken, Policy};
-use faena_domain::{Limit, Rules, Timestamp};
+use faena_domain::{Limit, LogWriter, Rules, Timestamp, masked_url};
 use faena_engine::{Engine, EngineConfig, PoolToken};
 use faena_store::ConfiguredRules;
 use tokio::{
@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
-    config::{Config, without_password},
+    config::Config,
     http::{self, HttpConfig},
     listen::{Endpoints, Listeners, bind_for_pools, is_new_file, without_keys},
 };
@@ -39,6 +39,7 @@ impl CannotStart {
 
 pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Result<()> {
     start_logging(&config);
+    faena_process::adopt_orphans();
     for (variable, reason) in config.unused_variables() {
         tracing::info!(variable, reason, "environment variable has no effect");
     }
@@ -123,7 +124,7 @@ fn log_start(config: &Config, listeners: &Listeners, http: &HttpConfig) {
         version = env!("CARGO_PKG_VERSION"),
         url = address(&listeners.api).map(|address| format!("{scheme}://{address}")),
         health = address(&listeners.health).map(|address| format!("http://{address}")),
-        database = without_password(config.text("database.url")),
+        database = masked_url(config.text("database.url")),
         roles = config.text("server.roles"),
         api = if listeners.api.is_none() { Some("disabled") } else { None },
         "faena started"
@@ -154,8 +155,7 @@ fn limit_text(limit: &Limit) -> String {
 /// Returns the engine's configuration, including how pool processes reach this server and are stopped with it.
 fn engine_config(config: &Config, listener: Option<&TcpListener>) -> anyhow::Result<EngineConfig> {
     let mut engine = config.engine();
-    let own = std::env::current_exe().context("the path of this program")?;
-    engine.guard_command = vec![own.to_string_lossy().into_owned(), "guard".into(), "--".into()];
+    engine.guard = Some(std::env::current_exe().context("the path of this program")?);
     match listener {
         Some(listener) => {
             let mut address = listener.local_addr().context("the listening address")?;
@@ -225,11 +225,13 @@ fn start_logging(config: &Config) {
     ));
     let registry = tracing_subscriber::registry().with(filter);
     let result = if config.text("log.format") == "json" {
-        registry.with(tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr)).try_init()
+        let writer = || LogWriter::new(std::io::stderr(), false);
+        registry.with(tracing_subscriber::fmt::layer().json().with_writer(writer)).try_init()
     } else {
         let colours = std::io::stderr().is_terminal();
+        let writer = move || LogWriter::new(std::io::stderr(), colours);
         registry
-            .with(tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr))
+            .with(tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(writer))
             .try_init()
     };
     // Fails only if a test has installed a subscriber.

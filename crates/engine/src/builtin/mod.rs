@@ -38,11 +38,23 @@ use crate::{
 pub use http::HttpCaller;
 pub use llm::{LlmCaller, LlmConfig};
 pub use record::BuiltInRecord;
-pub use shell::INHERITED;
+pub use shell::inherited_environment;
 
-/// Returns the job types that the built-in worker runs.
-pub fn kinds() -> HashSet<&'static str> {
-    HashSet::from(["noop", "sleep", "http.request", "llm.chat", "shell.run"])
+/// Returns the job types that the built-in worker runs. `shell.run` is one of them only if the operator allows it; another node or
+/// worker may still run it.
+pub fn kinds(config: &EngineConfig) -> HashSet<&'static str> {
+    let mut kinds = HashSet::from(["noop", "sleep", "http.request", "llm.chat"]);
+    if config.is_shell_allowed {
+        kinds.insert(shell::KIND);
+    }
+    kinds
+}
+
+/// Returns how the operator lets the built-in worker run this type, if it is disabled.
+pub fn how_to_allow(kind: &str, config: &EngineConfig) -> Option<&'static str> {
+    let is_disabled = kind == shell::KIND && !config.is_shell_allowed;
+    is_disabled
+        .then_some("the built-in worker runs it if the operator sets worker.shell = true (FAENA_WORKER_SHELL=true)")
 }
 
 /// State that the slots share with the dispatcher.

@@ -28,7 +28,7 @@ impl BuiltInRecord {
     /// Registers the built-in worker under a new id. Called on start and after the node lost its lease.
     pub async fn register(&self, engine: &Engine, now: Timestamp) -> Result<(), StoreError> {
         let id = WorkerId::new();
-        let mut capabilities: Vec<String> = kinds().into_iter().map(str::to_owned).collect();
+        let mut capabilities: Vec<String> = kinds(&engine.config).into_iter().map(str::to_owned).collect();
         capabilities.sort_unstable();
         let entry = WorkerEntry {
             id,

@@ -13,7 +13,7 @@ pub async fn run(context: &Context<'_>) -> Result<Option<String>, Failure> {
         "sleep" => sleep(context).await,
         "http.request" => context.worker.http.run(context).await,
         "llm.chat" => context.worker.llm.run(context).await,
-        "shell.run" => shell::run(context, &context.worker.config).await,
+        shell::KIND if context.worker.config.is_shell_allowed => shell::run(context, &context.worker.config).await,
         other => Err(Failure::fatal(format!("the built-in worker cannot run type \"{other}\""))
             .with_reason(ErrorReason::NoHandler)),
     }

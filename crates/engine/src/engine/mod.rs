@@ -204,8 +204,14 @@ impl Engine {
             config: config.clone(),
         });
         let slot_count = if config.roles.worker { config.concurrency } else { 0 };
-        let dispatcher =
-            Dispatcher::new(lanes.clone(), in_flight.clone(), workers.clone(), slot_count, slots, builtin::kinds());
+        let dispatcher = Dispatcher::new(
+            lanes.clone(),
+            in_flight.clone(),
+            workers.clone(),
+            slot_count,
+            slots,
+            builtin::kinds(&config),
+        );
         let addresses = AddressRule::new(&config.allowed_networks);
         let job_parser = JobParser { limits: config.job_limits.clone(), addresses };
         Ok(Engine {

@@ -38,13 +38,19 @@ fn is_gone(process: &Path) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn programs_are_rejected_unless_they_are_allowed() {
+async fn programs_are_not_offered_unless_they_are_allowed() {
     let fixture = Fixture::new().await;
     let folder = tempfile::tempdir().unwrap();
     let payload = json!({"argv": ["touch", folder.path().join("made")]});
-    let job = fixture.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
-    assert!(job.error.unwrap().contains("FAENA_WORKER_SHELL=true"));
-    assert_eq!(job.retry_count, 0);
+    let id = fixture.submit(job("shell.run", payload.to_string())).await;
+    // A job that was submitted later runs, so this one had its turn.
+    fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    assert_eq!(fixture.job(id).await.status, JobState::Queued);
+    let why = fixture.engine.why(id, Timestamp::now()).await.unwrap().unwrap();
+    assert_eq!(why.reasons[0].code, "no_worker");
+    let message = &why.reasons[0].message;
+    assert!(message.contains("workers can run http.request, llm.chat, noop, sleep)"), "{message}");
+    assert!(message.ends_with("if the operator sets worker.shell = true (FAENA_WORKER_SHELL=true)"), "{message}");
     assert!(!folder.path().join("made").exists());
 }
 

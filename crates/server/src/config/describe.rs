@@ -1,6 +1,8 @@
 //! Lists the effective configuration with the source of each value, for `faena config`.
 
-use super::{Config, KEYS, Kind, inboxes, sinks, split, without_password};
+use faena_domain::{masked_url, masked_words};
+
+use super::{Config, KEYS, Kind, inboxes, sinks, split};
 
 /// A key, its effective value and the source of the value.
 pub type Row = (String, String, String);
@@ -11,7 +13,7 @@ impl Config {
         let mut rows = self.key_rows();
         rows.extend(self.rule_rows());
         rows.extend(self.pools.iter().map(|pool| {
-            let text = format!("{} ({} to {})", pool.value.command.join(" "), pool.value.min, pool.value.max);
+            let text = format!("{} ({} to {})", masked_words(&pool.value.command), pool.value.min, pool.value.max);
             (format!("pool.{}", pool.value.name), text, pool.position.clone())
         }));
         rows.extend(
@@ -33,7 +35,8 @@ impl Config {
         let row = |key: &super::keys::Key| {
             let setting = &self.settings[key.path];
             let value = match key.kind {
-                Kind::Secret => without_password(&setting.value),
+                Kind::Secret => masked_url(&setting.value),
+                Kind::Endpoint if !setting.value.is_empty() => masked_url(&setting.value),
                 Kind::Secrets | Kind::Headers => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
                 _ => setting.value.clone(),
             };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use faena_domain::parse_duration;
+use faena_domain::{masked_url, parse_duration};
 use faena_engine::{DatabaseUrl, SourceConfig, Target};
 use faena_store::{ExternalColumns, ExternalMapping, ExternalOutbox};
 use serde::Deserialize;
@@ -10,7 +10,6 @@ use serde::Deserialize;
 use super::{
     ConfigError,
     file::{Entry, Located, Problem, problem},
-    without_password,
 };
 
 pub const EXAMPLE: &str = "
@@ -253,8 +252,7 @@ impl Source {
     pub fn row(&self) -> (&str, String) {
         let to = self.sink.as_ref().map_or_else(|| "to jobs".to_owned(), |sink| format!("to sink {sink}"));
         let mapping = &self.config.mapping;
-        let what =
-            format!("{}, table {}, lock {}, {to}", without_password(&self.config.url.0), mapping.table, mapping.lock);
+        let what = format!("{}, table {}, lock {}, {to}", masked_url(&self.config.url.0), mapping.table, mapping.lock);
         (&self.config.name, what)
     }
 }

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
 use crate::{
-    faena::{Faena, TIMEOUT},
-    shell::Shell,
+    faena::{Faena, TIMEOUT, run},
+    shell::{Shell, output_parts},
 };
 
 /// Sends bytes and returns the status and the body of the answer.
@@ -110,9 +110,17 @@ async fn a_body_that_expands_to_gigabytes_is_rejected_and_takes_no_memory() {
 #[tokio::test(flavor = "multi_thread")]
 async fn control_sequences_in_texts_of_workers_do_not_reach_the_terminal() {
     let shell = Shell::start(&[]).await;
-    let hostile = "\u{1b}[2J\u{1b}[31mowned\u{7}\u{9b}1A\rstatus COMPLETED";
-    shell.faena.post("/api/v1/workers/register", json!({"workerId": "w", "capabilities": ["bad"]})).await;
-    let id = shell.faena.submit(json!({"name": "bad", "maxRetries": 0})).await;
+    let hostile = "\u{1b}[2J\u{1b}[31mowned\u{7}\u{9b}1A\rstatus \u{202e}DETELPMOC\u{2066}\u{200f}\u{2028}";
+    for (id, name) in [("w", "plain"), ("bidirectional", "a\u{202e}b"), ("control", hostile)] {
+        // Names with control characters are rejected.
+        let worker = json!({"workerId": id, "capabilities": ["bad"], "name": name});
+        shell.faena.post("/api/v1/workers/register", worker).await;
+    }
+    let id = shell.faena.submit(json!({"name": "bad", "maxRetries": 0, "payload": {"text": hostile}})).await;
+    let schedule = json!({"name": "s", "cron": "0 0 * * *", "job": {"name": "bad", "payload": {"text": hostile}}});
+    shell.faena.post("/api/v1/schedules", schedule).await;
+    shell.faena.post("/api/v1/queues/default/pause", json!({"reason": hostile})).await;
+    shell.faena.post("/api/v1/queues/default/resume", json!({})).await;
     let (_, claimed) = shell.faena.post("/api/v1/workers/w/claim", json!({"waitMs": 20_000})).await;
     assert_eq!(claimed["jobs"][0]["id"], id.as_str(), "{claimed}");
     let report = format!("/api/v1/workers/w/jobs/{id}");
@@ -127,11 +135,30 @@ async fn control_sequences_in_texts_of_workers_do_not_reach_the_terminal() {
         &["dlq", "list"],
         &["dlq", "show", &id],
         &["trace", &id],
+        &["trace", &id, "--json"],
+        &["jobs", "why", &id],
+        &["workers", "list"],
+        &["workers", "show", "w"],
+        &["workers", "list", "--json"],
+        &["queues", "list"],
+        &["queues", "show", "default"],
+        &["schedules", "list"],
+        &["limits", "list"],
+        &["webhooks", "list"],
+        &["keys", "list"],
+        &["machines", "list"],
+        &["tasks", "list"],
+        &["outbox", "dlq", "list"],
+        &["audit"],
+        &["audit", "--json"],
+        &["health"],
+        &["doctor"],
+        &["config"],
+        &["config", "--json"],
     ] {
         let (code, stdout, stderr) = shell.run(command);
-        assert_eq!(code, 0, "{command:?}: {stderr}");
-        let shown = format!("{stdout}{stderr}");
-        assert!(!shown.contains(|c: char| c.is_control() && c != '\n' && c != '\t'), "{command:?}: {shown:?}");
+        assert!(code == 0 || ["health", "doctor", "outbox"].contains(&command[0]), "{command:?}: {stderr}");
+        assert_printable(command, &format!("{stdout}{stderr}"));
         if command.contains(&"--json") {
             serde_json::from_str::<Value>(&stdout).unwrap_or_else(|error| panic!("{command:?}: {error}: {stdout}"));
         }
@@ -140,4 +167,32 @@ async fn control_sequences_in_texts_of_workers_do_not_reach_the_terminal() {
     assert!(shown.contains("\\u001b[31mowned"), "{shown}");
     let (code, _, stderr) = shell.run(&["jobs", "show", "\u{1b}[2J"]);
     assert!(code != 0 && !stderr.contains('\u{1b}'), "{stderr:?}");
+    for arguments in
+        [&["jobs", "show", hostile][..], &[hostile], &["worker", "--type", "x", "--url", hostile, "--", "true"]]
+    {
+        let (code, stdout, stderr) = shell.run(arguments);
+        assert_ne!((code, stderr.len()), (0, 0));
+        assert_printable(arguments, &format!("{stdout}{stderr}"));
+    }
+    // The name of the file is part of the messages of commands that use the database.
+    let database = format!("sqlite:{hostile}/faena.db");
+    for arguments in [
+        &["doctor"][..],
+        &["config"],
+        &["serve", "--roles", "nonsense"],
+        &["keys", "create", "--offline", "--name", "n"],
+    ] {
+        let output =
+            run(shell.folder.path(), &[("DATABASE_URL", database.as_str()), ("HOST", "not-a-host.invalid")], arguments);
+        let (_, stdout, stderr) = output_parts(&output);
+        assert_printable(arguments, &format!("{stdout}{stderr}"));
+    }
+    assert_printable(&["the log"], &shell.faena.log());
+}
+
+fn assert_printable(what: &[&str], shown: &str) {
+    let obeys = |c: char| (c.is_control() && c != '\n' && c != '\t') || ('\u{2028}'..='\u{202e}').contains(&c);
+    let is_hidden =
+        |c: char| ['\u{200e}', '\u{200f}', '\u{61c}'].contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);
+    assert!(!shown.contains(|c: char| obeys(c) || is_hidden(c)), "{what:?}: {shown:?}");
 }

@@ -15,6 +15,7 @@ mod deployment;
 mod disk;
 mod doctor;
 mod example_workers;
+mod exposure;
 mod faena;
 mod health;
 mod hostile;
@@ -36,6 +37,7 @@ mod pools;
 #[path = "../../../brokers/tests/it/support/ports.rs"]
 mod ports;
 mod postgres;
+mod processes;
 mod program;
 mod proxy;
 mod reference;

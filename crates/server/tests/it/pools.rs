@@ -211,7 +211,7 @@ async fn the_output_of_a_process_becomes_events_of_the_log() {
 async fn a_command_that_does_not_exist_is_named_in_the_log() {
     let server = PoolServer::with_command(r#"command = ["/no/such/program"]"#).await;
     eventually("the failed start is logged", async || {
-        server.faena.log().contains("cannot start /no/such/program").then_some(())
+        server.faena.log().contains("error=\"/no/such/program: No such file").then_some(())
     })
     .await;
     eventually("the failed start is counted", async || {

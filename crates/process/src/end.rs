@@ -2,18 +2,23 @@
 
 use std::{fmt, os::unix::process::ExitStatusExt, process::ExitStatus};
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum ProcessEnd {
     Exited(i32),
     KilledBySignal(i32),
     NotStarted(String),
+    /// Its guard was killed. Nothing is known about the program, except that it has ended too.
+    GuardLost,
 }
 
 impl ProcessEnd {
     pub fn exit_code(&self) -> Option<i32> {
         match self {
             ProcessEnd::Exited(code) => Some(*code),
-            ProcessEnd::KilledBySignal(_) | ProcessEnd::NotStarted(_) => None,
+            ProcessEnd::KilledBySignal(_) | ProcessEnd::NotStarted(_) | ProcessEnd::GuardLost => None,
         }
     }
 
@@ -38,6 +43,7 @@ impl fmt::Display for ProcessEnd {
             ProcessEnd::Exited(code) => write!(f, "ended with exit code {code}"),
             ProcessEnd::KilledBySignal(signal) => write!(f, "was killed by signal {signal}"),
             ProcessEnd::NotStarted(error) => write!(f, "could not be started: {error}"),
+            ProcessEnd::GuardLost => f.write_str("was killed because its guard process was killed"),
         }
     }
 }

@@ -1,0 +1,21 @@
+//! Runs programs so that none of their processes survives, and so that they cannot read what this process knows.
+//!
+//! Between this process and a program is a guard (`faena guard`). Every process that the program starts, also one that leaves its
+//! group and session, becomes a child of the guard when its parent ends, because the guard is a subreaper. The guard kills them all
+//! when the program ends, or when this process ends, however it ends. If the guard is killed, its processes become children of this
+//! process, which kills them (`children`).
+//!
+//! The guard starts without any variable that influences it: those of the program have a prefix until the program starts.
+
+mod children;
+mod end;
+mod folder;
+mod guard;
+mod program;
+mod protection;
+
+pub use children::{KnownChild, spawn};
+pub use end::ProcessEnd;
+pub use guard::{GuardOptions, run_guard};
+pub use program::{Folder, Program, Running, RunningControl, RunningEnd, start};
+pub use protection::{adopt_orphans, forbid_inspection};

@@ -1,0 +1,39 @@
+//! Keeps other programs away from this process, and lets it adopt orphaned processes.
+
+use rustix::{
+    process::{
+        DumpableBehavior, Signal, getpid, set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal,
+    },
+    thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs},
+};
+
+use crate::children;
+
+/// Forbids programs of the same user to read the environment and the memory of this process, and to trace it.
+///
+/// Without effect on programs with `CAP_SYS_PTRACE`. This process writes no core dumps any more.
+pub fn forbid_inspection() {
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "environment of this process not protected from programs of the same user");
+    }
+}
+
+/// Makes this process the parent of the processes whose guard was killed, so that it can kill them.
+pub fn adopt_orphans() {
+    match set_child_subreaper(Some(getpid())) {
+        Ok(()) => children::enable_orphans(),
+        Err(error) => tracing::warn!(%error, "processes survive if their guard is killed"),
+    }
+}
+
+/// Prepares the guard. What follows holds for the program too.
+pub(crate) fn restrict_guard() {
+    forbid_inspection();
+    adopt_orphans();
+    // A guard that its program has stopped continues when this server ends, and then kills its program.
+    let _ = set_parent_process_death_signal(Some(Signal::CONT));
+    // A program that became another user could not be killed.
+    let _ = set_no_new_privs(true);
+    // Otherwise a program of root could read the environment of this server. Fails for other users, who do not have it.
+    let _ = remove_capability_from_bounding_set(CapabilitySet::SYS_PTRACE);
+}
