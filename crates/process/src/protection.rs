@@ -11,7 +11,8 @@ use crate::children;
 
 /// Forbids programs of the same user to read the environment and the memory of this process, and to trace it.
 ///
-/// Without effect on programs with `CAP_SYS_PTRACE`. This process writes no core dumps any more.
+/// Without effect on programs of root, or with `CAP_SYS_PTRACE`, `CAP_PERFMON` or `CAP_SYS_ADMIN`. This process writes no core dumps
+/// any more.
 pub fn forbid_inspection() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "environment of this process not protected from programs of the same user");
@@ -34,6 +35,7 @@ pub(crate) fn restrict_guard() {
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
     // A program that became another user could not be killed.
     let _ = set_no_new_privs(true);
-    // Otherwise a program of root could read the environment of this server. Fails for other users, who do not have it.
+    // Keeps a program of root from tracing this server. It can still read its environment: the sandbox needs `CAP_SYS_ADMIN`. Fails
+    // for other users, who have neither.
     let _ = remove_capability_from_bounding_set(CapabilitySet::SYS_PTRACE);
 }
