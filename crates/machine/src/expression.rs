@@ -415,12 +415,12 @@ mod tests {
         let ctx = json!({"a": {"b": [1, 2.5, null, "x", {"c": true}]}, "big": u64::MAX});
         let variables = || Variables::new(&ctx, &ctx, || Value::Null, || Value::Null, 0);
         for source in ["ctx.a", "event.a.b", "ctx", "ctx.big", "ctx.a.missing", "ctx.missing.b", "has(ctx.a)"] {
-            let fast = Expression::compile(source).unwrap();
-            let slow = Expression { path: None, ..Expression::compile(source).unwrap() };
+            let fast = Expression::compile(source).expect(source);
+            let slow = Expression { path: None, ..Expression::compile(source).expect(source) };
             assert_eq!(fast.evaluate(&variables()), slow.evaluate(&variables()), "{source}");
         }
-        assert!(Expression::compile("event.a.b").unwrap().path.is_some_and(|path| path == ["event", "a", "b"]));
-        assert!(Expression::compile("has(ctx.a)").unwrap().path.is_none());
+        assert!(Expression::compile("event.a.b").expect("valid").path.is_some_and(|path| path == ["event", "a", "b"]));
+        assert!(Expression::compile("has(ctx.a)").expect("valid").path.is_none());
     }
 
     #[test]

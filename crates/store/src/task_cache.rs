@@ -77,9 +77,9 @@ mod tests {
     use super::*;
 
     fn task(body_bytes: usize) -> CachedTask {
-        let definition = Arc::new(Definition::parse(BUILT_IN[0].1).unwrap());
+        let definition = Arc::new(Definition::parse(BUILT_IN[0].1).expect("a valid machine"));
         let data = json!({"prompt": "p", "repositorioOrigen": "r"});
-        let first = create(&definition, "t".into(), "ana".into(), data, Timestamp::from_ms(0)).unwrap();
+        let first = create(&definition, "t".into(), "ana".into(), data, Timestamp::from_ms(0)).expect("valid data");
         let view = TaskView {
             machine: "coding-task".into(),
             version: 1,

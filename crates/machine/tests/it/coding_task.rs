@@ -346,8 +346,10 @@ fn brought_to<'a>(definition: &'a faena_machine::Definition, state: &str) -> Tri
     trial
 }
 
+type Act = fn(&mut Trial<'_>) -> Outcome;
+
 /// What people and Faena itself do to a task, beside the events of the machine.
-const OWN: [(&str, fn(&mut Trial<'_>) -> Outcome); 8] = [
+const OWN: [(&str, Act); 8] = [
     ("approve", |trial| trial.decide("key:bob", &[], true).outcome),
     ("deny", |trial| trial.decide("key:bob", &[], false).outcome),
     ("cancel", |trial| trial.apply(Input::Cancel { actor: "key:bob".into(), reason: None }).outcome),

@@ -134,13 +134,13 @@ impl Model {
 
     /// Says what happens to an event that the state does not handle.
     fn unexpected(&self, message: &Message) -> Answer {
-        let is_result_of_past_phase = match (self.state, message.kind.as_str()) {
-            (REVIEWING, _) => true,
-            (DECIDING | STARTING | CODING | TESTING, "resultado.plan_generado") => true,
-            (STARTING | CODING, "resultado.integracion_finalizada") => true,
-            (TESTING, "resultado.pr_generada") => true,
-            _ => false,
-        };
+        let is_result_of_past_phase = matches!(
+            (self.state, message.kind.as_str()),
+            (REVIEWING, _)
+                | (DECIDING | STARTING | CODING | TESTING, "resultado.plan_generado")
+                | (STARTING | CODING, "resultado.integracion_finalizada")
+                | (TESTING, "resultado.pr_generada")
+        );
         match message.kind.as_str() {
             _ if is_result_of_past_phase => Answer::Ignored,
             "tarea.crear" | "resultado.error" => Answer::Ignored,

@@ -240,10 +240,11 @@ async fn complete_job(address: SocketAddr, micros: &mut Histogram<u64>) -> Resul
 async fn attack_until(address: SocketAddr, opening: Arc<[u8]>, holds: bool, stop: CancellationToken) {
     let attack = async {
         loop {
-            if let Ok(Ok(mut stream)) = timeout(Duration::from_secs(5), TcpStream::connect(address)).await {
-                if stream.write_all(&opening).await.is_ok() && holds {
-                    hold(&stream).await;
-                }
+            if let Ok(Ok(mut stream)) = timeout(Duration::from_secs(5), TcpStream::connect(address)).await
+                && stream.write_all(&opening).await.is_ok()
+                && holds
+            {
+                hold(&stream).await;
             }
             sleep(LOOK_EVERY).await;
         }

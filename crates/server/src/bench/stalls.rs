@@ -42,7 +42,7 @@ pub async fn stalls(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
         store.close().await;
         report.at_most(database, &format!("small write, p99, during {name}"), waits.p99_ms, "ms", GOAL_MS);
         report.plain(database, &format!("small write, longest, during {name}"), waits.longest_ms, "ms");
-        report.plain(database, &format!("{name}"), waits.case_ms, "ms");
+        report.plain(database, name, waits.case_ms, "ms");
     }
     Ok(())
 }

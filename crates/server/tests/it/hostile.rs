@@ -49,10 +49,7 @@ async fn more_idle_sockets_than_descriptors_lock_no_client_out() {
 
 /// Returns whether the server has closed a connection that still has unread data.
 fn is_closed(stream: &mut TcpStream) -> bool {
-    match stream.write(b"\r\n") {
-        Ok(_) => false,
-        Err(error) => error.kind() != ErrorKind::WouldBlock,
-    }
+    stream.write_all(b"\r\n").is_err_and(|error| error.kind() != ErrorKind::WouldBlock)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,8 @@
 mod access_log;
 mod adapters;
 mod certificate;
+#[path = "../../../brokers/tests/it/support/mod.rs"]
+mod broker_support;
 #[cfg(target_os = "linux")]
 mod clocks;
 mod bad_input;
@@ -38,8 +40,6 @@ mod origins;
 mod outage;
 mod pages;
 mod pools;
-#[path = "../../../brokers/tests/it/support/ports.rs"]
-mod ports;
 mod postgres;
 mod processes;
 mod program;
@@ -62,3 +62,5 @@ mod worker_crashes;
 mod worker_failover;
 mod worker_protocol;
 mod workers;
+
+use broker_support::ports;

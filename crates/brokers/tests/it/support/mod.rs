@@ -2,7 +2,7 @@
 //!
 //! Needs only tokio and tempfile, so that the tests of other crates can include this file by its path.
 
-#![allow(dead_code, reason = "each crate that includes this file uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each crate that includes this file uses a part of it")]
 
 pub mod ports;
 mod proxy;

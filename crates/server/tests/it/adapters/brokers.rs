@@ -68,12 +68,11 @@ deliver = "task-events"
     }
 }
 
-#[allow(unused_imports, reason = "the tests here use a part of it")]
-#[path = "../../../../brokers/tests/it/support/mod.rs"]
-mod support;
-
 mod nats {
-    use crate::adapters::{Workshop, agent, brokers::support::Broker, text};
+    use crate::{
+        adapters::{Workshop, agent, text},
+        broker_support::Broker,
+    };
 
     /// Waits until the file `go` exists, so that the test decides when a run ends.
     const SLOW_CODE: &str = "until [ -e \"$HOME/go\" ]; do sleep 0.1; done\n";
