@@ -1,6 +1,6 @@
 //! The pages for people: server-rendered HTML at `/`, live through server-sent events.
 //!
-//! A page gets its data from the REST API of the same process, with the credentials of its viewer ([`call`]). So a page can
+//! A page gets its data from the REST API of the same process, with the credentials of its viewer (`call.rs`). So a page can
 //! show and do exactly what the API allows its viewer, and there is no second place that decides about access.
 //!
 //! Every page works without script. The script only keeps a page up to date and adds shortcuts.

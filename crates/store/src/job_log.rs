@@ -133,7 +133,7 @@ pub struct LogCursor {
 }
 
 impl LogCursor {
-    /// Reads the text that [`LogCursor::to_string`] writes.
+    /// Reads the text that its `Display` writes.
     pub fn parse(text: &str) -> Option<LogCursor> {
         let (at, read) = text.split_once('-')?;
         Some(LogCursor { at: Timestamp::from_ms(at.parse().ok()?), read: read.parse().ok()? })
