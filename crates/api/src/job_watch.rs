@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use faena_domain::{Event, EventKind, JobId, JobState, JobView, Timestamp};
+use faena_domain::{Event, EventKind, JobId, JobState, JobView, LogEntry, LogEvent, Timestamp};
 use faena_store::StoreError;
 use serde_json::value::RawValue;
 use tokio::sync::{broadcast, watch};
@@ -184,7 +184,11 @@ async fn changed(changes: &mut broadcast::Receiver<Event>, id: JobId) {
 }
 
 impl Snapshot {
-    fn new(job: JobView) -> Snapshot {
+    fn new(mut job: JobView) -> Snapshot {
+        // A claim does not know its worker until the job has started. Its entry is complete then, and entries are sent once.
+        while job.execution_log.last().is_some_and(is_incomplete) {
+            job.execution_log.pop();
+        }
         let text = serde_json::to_string(&job).expect("a job is JSON");
         let raw: BTreeMap<String, Box<RawValue>> = serde_json::from_str(&text).expect("a job is an object");
         let fields = raw.into_iter().map(|(name, value)| {
@@ -194,6 +198,10 @@ impl Snapshot {
         let fields = fields.collect();
         Snapshot { job, fields }
     }
+}
+
+fn is_incomplete(entry: &LogEntry) -> bool {
+    matches!(entry.event, LogEvent::Assigned | LogEvent::Scheduled) && entry.details.is_empty()
 }
 
 impl Field {

@@ -10,17 +10,19 @@ use crate::Timestamp;
 
 /// Keeps the ids of one millisecond in the order of their creation.
 static CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
+/// Of its own, so that ids of the current time do not move those of a given time forward.
+static NOW_CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 
 /// Number of one claim of a job.
 ///
 /// It only grows, so it fences the job: a report with an older run number changes nothing.
 pub type Run = i64;
 
-/// Creates a UUIDv7 with this time.
-fn uuid_at(at: Timestamp) -> Uuid {
+/// Creates a UUIDv7 with this time, or with the latest time that this context has seen.
+fn uuid_at(context: &Mutex<ContextV7>, at: Timestamp) -> Uuid {
     let ms = u64::try_from(at.as_ms()).unwrap_or(0);
     let nanos = u32::try_from(ms % 1_000).unwrap_or(0) * 1_000_000;
-    Uuid::new_v7(uuid::Timestamp::from_unix(&CONTEXT, ms / 1_000, nanos))
+    Uuid::new_v7(uuid::Timestamp::from_unix(context, ms / 1_000, nanos))
 }
 
 macro_rules! id {
@@ -34,7 +36,7 @@ macro_rules! id {
         impl $name {
             /// Creates an id that sorts after every id created before it in this process.
             pub fn new() -> Self {
-                Self(uuid_at(Timestamp::now()))
+                Self(uuid_at(&NOW_CONTEXT, Timestamp::now()))
             }
         }
 
@@ -96,7 +98,7 @@ id!(
 impl JobId {
     /// Creates the id of a job that is created at `at`. The id contains the time.
     pub fn at(at: Timestamp) -> JobId {
-        JobId(uuid_at(at))
+        JobId(uuid_at(&CONTEXT, at))
     }
 
     /// Returns the creation time of the job.

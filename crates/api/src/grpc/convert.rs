@@ -282,6 +282,7 @@ pub fn job(job: JobView) -> v1::Job {
         progress: job.progress.map(progress),
         steps: steps.collect(),
         execution_log: log.collect(),
+        execution_log_omitted: job.execution_log_omitted,
         tags: job.tags,
         schedule_id: job.schedule_id,
         schedule_due: job.schedule_due.map(timestamp),

@@ -108,6 +108,7 @@ fn approval(approval: Approval) -> v1::TaskApproval {
         groups: approval.groups,
         decisions: approval.decisions.into_iter().map(decision).collect(),
         epoch: approval.epoch,
+        webhooks: approval.webhooks,
     }
 }
 

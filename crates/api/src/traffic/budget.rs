@@ -92,6 +92,9 @@ impl Charge {
         let deadline =
             self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + MAX_WAIT)));
         ready!(deadline.as_mut().poll(cx));
+        // Leaves the queue, in which it would still take what others give back.
+        self.permits = PollSemaphore::new(self.permits.clone_inner());
+        self.deadline = None;
         Poll::Ready(Err(Exhausted))
     }
 
@@ -225,7 +228,7 @@ mod tests {
         let (covered, ()) = tokio::join!(third.cover(FREE_BYTES + 1), async { first.release() });
         covered.expect("a request that waits gets what another gives back");
         assert_eq!(budget.used(), STEP_BYTES);
-        drop(third);
+        drop((second, third));
         assert_eq!(budget.used(), 0);
     }
 

@@ -80,7 +80,7 @@ async fn call(app: &App, path: &str, id: Option<&str>, key: Option<&str>) -> Cod
 /// Returns whether a scope permits a call, from its name and not from the table under test.
 fn permits(scope: KeyScope, call: &str) -> bool {
     let (_, method) = call.split_once('/').unwrap();
-    let reads = ["Get", "List", "Watch", "Preview", "Validate", "Subscribe", "Explain"];
+    let reads = ["Get", "List", "Watch", "Preview", "Validate", "Check", "Subscribe", "Explain"];
     let of_task_services = ["Subscribe", "GetTask", "ListTasks", "SendTaskEvent"];
     let needed = if reads.iter().any(|verb| method.starts_with(verb)) { KeyScope::Read } else { KeyScope::Write };
     scope.includes(needed) || (scope == KeyScope::Worker && of_task_services.contains(&method))
@@ -139,12 +139,9 @@ async fn a_restricted_key_reaches_jobs_and_schedules_of_its_queues_only() {
     // Lists and submissions over gRPC use the code of REST, whose tests cover them.
     for Call { path, .. } in calls().into_iter().filter(|call| call.has_id) {
         let (service, _) = path.split_once('/').unwrap();
-        if service.ends_with("TaskService") {
-            assert_eq!(
-                found(&queues.mail, &path, UNKNOWN).await,
-                Code::PermissionDenied,
-                "{path}: tasks have no queue"
-            );
+        if service.ends_with("TaskService") || service.ends_with("BulkService") {
+            let answer = found(&queues.mail, &path, UNKNOWN).await;
+            assert_eq!(answer, Code::PermissionDenied, "{path}: tasks and bulk actions belong to no queue");
             continue;
         }
         let (mine, other) = if service.ends_with("JobService") {

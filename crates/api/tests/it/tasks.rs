@@ -179,7 +179,7 @@ async fn invalid_tasks_are_refused() {
         (json!({"machine": "coding-task", "title": ""}), StatusCode::BAD_REQUEST),
         (
             json!({"machine": "coding-task", "data": {"prompt": "x".repeat(300 << 10), "repositorioOrigen": "/r"}}),
-            StatusCode::BAD_REQUEST,
+            StatusCode::PAYLOAD_TOO_LARGE,
         ),
     ] {
         let (found, answer) = post(&app, "/api/v1/tasks", body.clone()).await;

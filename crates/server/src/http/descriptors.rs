@@ -22,7 +22,7 @@ pub fn raise_limit(connections: usize) -> usize {
         Err(_) => current,
     };
     let fitting = fitting(limit).min(connections);
-    if fitting < connections {
+    if limit < wanted - RESERVED {
         tracing::warn!(
             limit,
             connections,

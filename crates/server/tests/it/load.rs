@@ -56,7 +56,8 @@ impl Load {
         for number in 0..producers {
             let producer = Producer {
                 random: Random(seed.wrapping_mul(1_000).wrapping_add(number)),
-                number,
+                // Two loads may run at the same time; their idempotency keys must differ.
+                number: seed.wrapping_mul(1_000).wrapping_add(number),
                 pause,
                 http: http(),
                 url: load.url.clone(),
