@@ -150,7 +150,7 @@ impl Node {
     /// Submits a job until it is accepted, and returns its id.
     async fn submit(&self, kind: &str) -> String {
         eventually("a job is accepted", async || {
-            let body = json!({"name": kind, "maxRetries": 20});
+            let body = json!({"name": kind, "maxRetries": 10});
             let answer =
                 self.faena.http.post(format!("{}/api/v1/jobs", self.faena.url)).json(&body).send().await.ok()?;
             let is_accepted = answer.status() == StatusCode::CREATED;

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     sync::{
         Arc, Mutex, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -53,11 +53,13 @@ impl Load {
     pub fn start(seed: u64, producers: u64, pause: Duration) -> Load {
         let mut load =
             Load { url: Arc::default(), acknowledged: Arc::default(), stop: Arc::default(), producers: Vec::new() };
+        static LOADS: AtomicU64 = AtomicU64::new(0);
+        let id = LOADS.fetch_add(1, Ordering::Relaxed);
         for number in 0..producers {
             let producer = Producer {
                 random: Random(seed.wrapping_mul(1_000).wrapping_add(number)),
-                // Two loads may run at the same time; their idempotency keys must differ.
-                number: seed.wrapping_mul(1_000).wrapping_add(number),
+                load: id,
+                number,
                 pause,
                 http: http(),
                 url: load.url.clone(),
@@ -98,6 +100,8 @@ impl Load {
 
 struct Producer {
     random: Random,
+    /// Distinguishes loads of the same seed that run at the same time.
+    load: u64,
     number: u64,
     pause: Duration,
     http: Client,
@@ -122,7 +126,7 @@ impl Producer {
                 }
                 2 => {
                     // Repeats the request with the same key until the server answers.
-                    let key = format!("key-{}-{round}", self.number);
+                    let key = format!("key-{}-{}-{round}", self.load, self.number);
                     let job = self.job();
                     while !self.send("/api/v1/jobs", job.clone(), Some(&key)).await {
                         tokio::time::sleep(self.pause).await;
