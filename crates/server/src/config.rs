@@ -13,6 +13,7 @@ mod file;
 mod health;
 mod inboxes;
 mod keys;
+mod kind;
 mod llm;
 mod names;
 mod pools;

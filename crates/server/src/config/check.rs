@@ -19,7 +19,7 @@ impl Key {
             Kind::Headers => traces::headers(value).map(drop),
             Kind::Pairs => traces::pairs(value).map(drop),
             Kind::Ratio => traces::ratio(value).map(drop),
-            Kind::Text | Kind::Secret if value.is_empty() && self.default.is_empty() => Ok(()),
+            Kind::Secret if value.is_empty() && self.default.is_empty() => Ok(()),
             Kind::Text | Kind::Secret => {
                 if value.trim().is_empty() {
                     Err("must not be empty".into())

@@ -1,5 +1,7 @@
 //! The table of configuration keys: names in file and environment, kinds, defaults and descriptions.
 
+pub use super::kind::Kind;
+
 pub struct Key {
     /// `section.name`, as in the file.
     pub path: &'static str,
@@ -7,50 +9,6 @@ pub struct Key {
     pub kind: Kind,
     pub default: &'static str,
     pub doc: &'static str,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
-    Text,
-    /// A text that may be empty: the feature is off then.
-    OptionalText,
-    Secret,
-    Number {
-        min: u64,
-        max: u64,
-    },
-    /// A number, or `none`.
-    Limit {
-        max: u64,
-    },
-    Duration,
-    Flag,
-    Choice(&'static [&'static str]),
-    Roles,
-    Networks,
-    /// Origins of web pages, or `*`.
-    Origins,
-    /// Names of queues.
-    Names,
-    /// A URI reference.
-    Uri,
-    /// Never shown, even in an error.
-    Secrets,
-    /// URL of a collector of spans; empty: off. Not shown in an error, because it may contain a password.
-    Endpoint,
-    /// Headers as `name=value`. Never shown, even in an error.
-    Headers,
-    /// Attributes as `name=value`.
-    Pairs,
-    /// A number from 0 to 1.
-    Ratio,
-}
-
-impl Kind {
-    /// Returns whether an error must not contain the value.
-    pub fn is_secret(self) -> bool {
-        matches!(self, Kind::Secret | Kind::Secrets | Kind::Endpoint | Kind::Headers)
-    }
 }
 
 const fn key(path: &'static str, env: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
@@ -149,7 +107,7 @@ pub const KEYS: &[Key] = &[
     key(
         "server.base_path",
         "FAENA_SERVER_BASE_PATH",
-        Kind::Text,
+        Kind::OptionalText,
         "",
         "Path below which a reverse proxy serves Faena, such as /faena.",
     ),

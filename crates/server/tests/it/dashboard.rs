@@ -237,7 +237,8 @@ async fn a_queue_is_paused_and_a_task_is_approved_in_the_browser() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_keys_a_viewer_logs_in_and_other_sites_can_do_nothing() {
     let shell = Shell::start(&[]).await;
-    let admin = shell.json(&["keys", "create", "ops", "--scopes", "admin", "--json"])["key"].as_str().unwrap().to_owned();
+    let admin =
+        shell.json(&["keys", "create", "ops", "--scopes", "admin", "--json"])["key"].as_str().unwrap().to_owned();
     let key = async |scope: &str| {
         let request = shell.faena.http.post(format!("{}/api/v1/api-keys", shell.faena.url)).bearer_auth(&admin);
         let created = request.json(&json!({"name": scope, "scopes": [scope]})).send().await.unwrap();

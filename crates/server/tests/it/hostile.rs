@@ -39,6 +39,9 @@ async fn more_idle_sockets_than_descriptors_lock_no_client_out() {
             stream
         })
         .collect();
+    // The sockets are accepted one after the other; until then each of them makes room for the next.
+    let path = format!("{}/health/live", faena.url);
+    eventually("the server answers", async || faena.http.get(&path).send().await.ok()).await;
     for _ in 0..20 {
         assert_eq!(faena.get("/health/live").await.0, 200);
         assert_eq!(faena.get("/api/v1/jobs").await.0, 200);

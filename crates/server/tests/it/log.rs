@@ -36,7 +36,7 @@ async fn a_webhook_that_failed_for_good_is_logged() {
     let environment = [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")];
     let faena = Faena::start(folder.path(), &environment).await;
     let id = faena.submit(json!({"name": "noop", "webhookUrl": "http://127.0.0.1:9/hook"})).await;
-    let job = format!("job={id}");
+    let job = format!("subject=job {id}");
     wait_for_line(&faena, &["WARN", "webhook failed", &job, "host=\"127.0.0.1:9\"", "attempts=1", "error="]).await;
 }
 
@@ -109,7 +109,10 @@ async fn a_stop_does_not_report_its_own_disconnects() {
     let faena = Faena::start(folder.path(), &[]).await;
     let connection = WebSocket::open(&faena.url).await;
     let in_flight = json!([{"jobId": id, "run": 1}]);
-    let register = json!({"type": "register", "workerId": "w", "capabilities": ["greet"], "inFlight": in_flight});
+    let register = json!({
+        "type": "register", "workerId": "w", "capabilities": ["greet"], "inFlight": in_flight,
+        "sessionToken": registered["sessionToken"],
+    });
     connection.sender.send(register).unwrap();
     wait_for_line(&faena, &["worker connected"]).await;
     drop(connection);
