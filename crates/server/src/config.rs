@@ -6,6 +6,7 @@
 
 mod auth;
 mod check;
+mod dashboard;
 mod describe;
 mod environment;
 mod example;
@@ -29,7 +30,6 @@ use std::{
     time::Duration,
 };
 
-use faena_dashboard::DashboardConfig;
 use faena_domain::{AddressRule, JobLimits, Limit, QueueRule, Scope, parse_duration};
 use faena_engine::{
     EngineConfig, InboxConfig, OutboxConfig, PoolConfig, PoolToken, Roles, SinkConfig, SourceConfig, Target,
@@ -296,15 +296,6 @@ impl Config {
             write_timeout: self.duration("server.write_timeout"),
             tls: self.tls_files()?.map(Tls::load).transpose()?,
         })
-    }
-
-    /// Returns the settings of the dashboard. Fails if the base path cannot be part of an address.
-    pub fn dashboard(&self) -> anyhow::Result<DashboardConfig> {
-        let path = self.text("server.base_path").trim_matches('/');
-        let is_valid = path.chars().all(|character| character.is_ascii_alphanumeric() || "-._~/".contains(character));
-        anyhow::ensure!(is_valid, "server.base_path must consist of letters, digits, -, ., _, ~ and /, is {path:?}");
-        let base_path = if path.is_empty() { String::new() } else { format!("/{path}") };
-        Ok(DashboardConfig { base_path, has_tls: self.tls_files()?.is_some() })
     }
 
     pub fn tls_files(&self) -> anyhow::Result<Option<TlsFiles>> {
