@@ -1,7 +1,7 @@
 //! Limits the number of open connections, in total and per address.
 //!
 //! When the total is reached, a new connection takes the place of those that have been idle longest, so connections
-//! without a request lock nobody out. A few connections above the total are accepted while their places become free; if
+//! without a request lock no client out. A few connections above the total are accepted while their places become free; if
 //! every connection has a request, these serve health checks only.
 
 use std::{
