@@ -344,6 +344,7 @@ states: {NEW: {forever: true, on: {order.placed: PLACED}}, PLACED: {final: true}
 }
 
 mod nats {
+    use async_nats::jetstream::context::PublishErrorKind;
     use futures_util::StreamExt;
 
     use super::*;
@@ -355,7 +356,6 @@ mod nats {
 
     async fn publish(url: &str, name: &str, messages: Vec<Sent>) {
         let context = async_nats::jetstream::new(async_nats::connect(url).await.unwrap());
-        eventually("the stream exists", async || context.get_stream(name).await.ok()).await;
         for message in messages {
             let mut headers = async_nats::HeaderMap::new();
             if let Some(kind) = message.kind {
@@ -365,7 +365,17 @@ mod nats {
                 headers.insert("Nats-Msg-Id", id);
             }
             let subject = format!("{name}.{}", message.key);
-            context.publish_with_headers(subject, headers, message.body.into()).await.unwrap().await.unwrap();
+            // The NATS server reports a stream as existing before it accepts messages, so only an acknowledgement counts.
+            // Without a stream the message is not stored, so it can be sent again.
+            eventually("the stream accepts the message", async || {
+                let published =
+                    context.publish_with_headers(subject.clone(), headers.clone(), message.body.clone().into());
+                match published.await.unwrap().await {
+                    Err(error) if error.kind() == PublishErrorKind::StreamNotFound => None,
+                    answer => Some(answer.unwrap()),
+                }
+            })
+            .await;
         }
     }
 
