@@ -61,7 +61,7 @@ class Rejected(Exception):
         return self.status >= 500 or self.status == 429
 
 
-# What a call raises if no answer arrives: the server is away, or it stopped while it answered.
+# What a call raises if no answer arrives: the server is not reachable, or it stopped while it answered.
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 

@@ -94,7 +94,7 @@ register() {
   body=$(jq -n --arg id "${worker:-${FAENA_WORKER_ID:-}}" --arg token "$session_token" --argjson capabilities "$capabilities" \
     '{name: "shell", $capabilities, concurrency: 1} + if $id == "" then {} else {workerId: $id} end
       + if $token == "" then {} else {sessionToken: $token} end')
-  # Also while the server is away, or stops (UNAVAILABLE).
+  # Also while the server is not reachable, or stops (UNAVAILABLE).
   until answer=$(post /register "$body"); do
     echo "not registered: $answer" >&2
     [[ -n $stopping ]] && exit 0
@@ -140,7 +140,7 @@ while [[ -z $stopping ]]; do
     session_token='' # the server has declared this worker lost
     register
   else
-    sleep 1 # the server is away or stops; the next call continues where this one failed
+    sleep 1 # the server is not reachable or stops; the next call continues where this one failed
   fi
 done
 exit 0

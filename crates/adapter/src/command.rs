@@ -28,7 +28,7 @@ const SECRETS: [&str; 4] =
     ["FAENA_TOKEN", "FAENA_WORKER_TOKEN", crate::transport::broker::URL_VARIABLE, crate::gateway::TOKEN_VARIABLE];
 /// How long the outputs are read after the command has ended, if a process it started keeps them open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(500);
-/// Exit code that shells give to a command killed by a signal, less the signal.
+/// Shells report a command killed by a signal with this exit code plus the signal's number.
 const KILLED: i32 = 128;
 const CHUNK_BYTES: usize = 16 << 10;
 
@@ -42,7 +42,7 @@ pub struct CommandSpec<'a> {
     /// Whether the command sees the environment of this process, apart from secrets.
     pub inherits_environment: bool,
     pub time_limit: Duration,
-    /// More output ends the command.
+    /// The command is killed if it writes more.
     pub max_output_bytes: u64,
     /// How much of the output is kept.
     pub kept_bytes: usize,
@@ -67,7 +67,7 @@ pub enum Ending {
     Exit(i32),
     TimedOut,
     TooMuchOutput,
-    /// It used too much of something.
+    /// It exceeded a resource limit; the text says which.
     Exceeded(String),
     Cancelled,
     /// The program cannot be started, or the system failed.

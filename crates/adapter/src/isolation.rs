@@ -1,7 +1,7 @@
 //! Limits for untrusted commands: resource limits of the kernel, own namespaces, and a watch over the process tree.
 //!
 //! The kernel's limits are per process. The watch adds up the whole tree, so that many small processes count like a large one; it
-//! looks five times a second, so a tree can exceed its limit for that long.
+//! checks five times a second, so a tree can exceed its limit for up to 200 ms.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,7 +11,7 @@ use std::{
 
 use tokio::process::Command;
 
-/// How often the watch looks at the processes.
+/// How often the watch checks the processes.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
 /// How long trying a program may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);

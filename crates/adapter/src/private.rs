@@ -7,7 +7,8 @@ use std::{
     path::Path,
 };
 
-/// Creates a folder, with those above it. One that exists loses the permissions of other users: only for folders that Faena names.
+/// Creates a folder and its parents. An existing folder loses the permissions of other users, so call this only for folders that
+/// belong to Faena.
 pub fn create_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     fs::set_permissions(folder, Permissions::from_mode(0o700))

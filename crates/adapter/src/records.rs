@@ -14,19 +14,19 @@ use crate::{
     CannotStart,
     outgoing::Outgoing,
     private,
-    task::{Demand, Known},
+    task::{Known, WorkItem},
 };
 
 /// The latest work of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    pub demand: Demand,
+    pub item: WorkItem,
     #[serde(default)]
     pub known: Known,
     /// The commit from which the work starts again if it is interrupted.
     #[serde(default)]
     pub start: Option<String>,
-    /// The finished change, not yet pushed or pushed.
+    /// Commit of the finished change, whether or not it is pushed.
     #[serde(default)]
     pub commit: Option<String>,
     #[serde(default)]
@@ -34,7 +34,7 @@ pub struct Record {
     /// Whether the result has arrived.
     #[serde(default)]
     pub is_delivered: bool,
-    /// Ids of earlier work. A broker may deliver its messages again.
+    /// Ids of earlier work, to ignore messages that a broker delivers again.
     #[serde(default)]
     pub past: Vec<String>,
 }
@@ -43,17 +43,17 @@ pub struct Record {
 const MAX_PAST: usize = 100;
 
 impl Record {
-    pub fn new(demand: Demand, previous: Option<Record>) -> Record {
+    pub fn new(item: WorkItem, previous: Option<Record>) -> Record {
         let (mut known, mut past, mut start) = (Known::default(), Vec::new(), None);
         if let Some(previous) = previous {
             (known, past) = (previous.known, previous.past);
-            past.push(previous.demand.id);
+            past.push(previous.item.id);
             past.drain(..past.len().saturating_sub(MAX_PAST));
             // The next round starts from the change of the last one. A plan changes nothing, so it keeps the start.
             start = previous.commit.or(previous.start);
         }
-        known.learn(&demand.work);
-        Record { demand, known, start, commit: None, result: None, is_delivered: false, past }
+        known.update(&item.work);
+        Record { item, known, start, commit: None, result: None, is_delivered: false, past }
     }
 }
 
@@ -72,7 +72,7 @@ impl Records {
         match lock.try_lock() {
             Ok(()) => Ok(Records { folder, _lock: lock }),
             Err(fs::TryLockError::WouldBlock) => Err(CannotStart(format!(
-                "--workdir {}: another adapter uses this folder; give each its own",
+                "--workdir {}: another adapter uses this folder; give each adapter its own",
                 folder.display()
             ))),
             Err(fs::TryLockError::Error(error)) => Err(cannot(error)),
@@ -94,19 +94,19 @@ impl Records {
         match serde_json::from_slice(&text) {
             Ok(record) => Some(record),
             Err(error) => {
-                tracing::warn!(task, %error, "record not readable, the work starts again");
+                tracing::warn!(task, %error, "cannot read the record of a task, starting its work again");
                 None
             }
         }
     }
 
     pub fn save(&self, record: &Record) -> io::Result<()> {
-        let folder = self.task_folder(&record.demand.task);
+        let folder = self.task_folder(&record.item.task);
         private::create_folder(&folder)?;
         write_atomically(&folder.join("record.json"), &serde_json::to_vec_pretty(record)?)
     }
 
-    /// Forgets a task, with everything in its folder.
+    /// Deletes the record of a task and everything in its folder.
     pub fn remove(&self, task: &str) -> io::Result<()> {
         match fs::remove_dir_all(self.task_folder(task)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -152,16 +152,16 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let records = Records::open(folder.path()).expect("a folder of records");
         assert!(Records::open(folder.path()).is_err(), "a second service is refused");
-        let demand = |id: &str| Demand {
+        let item = |id: &str| WorkItem {
             task: "t".into(),
             id: id.into(),
             work: Work::Plan { repository: "/r".into(), prompt: "p".into() },
         };
         assert_eq!(records.load("t"), None);
-        let record = Record { commit: Some("abc".into()), ..Record::new(demand("1"), None) };
+        let record = Record { commit: Some("abc".into()), ..Record::new(item("1"), None) };
         records.save(&record).expect("saved");
         assert_eq!(records.load("t"), Some(record.clone()));
-        let next = Record::new(demand("2"), Some(record));
+        let next = Record::new(item("2"), Some(record));
         assert_eq!((next.start.as_deref(), next.known.prompt.as_deref()), (Some("abc"), Some("p")));
         assert_eq!(records.tasks(), ["t"]);
         records.save_position("7").expect("saved");

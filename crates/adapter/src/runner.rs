@@ -17,7 +17,7 @@ use crate::{
     progress::Progress,
     records::{Record, Records},
     service::{Failure, Run, Service},
-    task::{ASK_STATE, Demand, ENDED, Known, STATE_CHANGED, TaskMessage, TaskSnapshot},
+    task::{ASK_STATE, ENDED, Known, STATE_CHANGED, TaskMessage, TaskSnapshot, WorkItem},
     transport::{Delivered, Transport, broker, http},
 };
 
@@ -125,8 +125,9 @@ impl<S: Service> Runner<S> {
         }
     }
 
-    /// Answers a question about work in progress at once. Returns `false` if the message is none, or no such work runs here.
-    pub fn answers_question(self: &Arc<Self>, message: &TaskMessage) -> bool {
+    /// Answers a status request about running work immediately. Returns `false` if the message is not a status request, or if the work
+    /// does not run here.
+    pub fn answer_status_request(self: &Arc<Self>, message: &TaskMessage) -> bool {
         if message.kind != ASK_STATE {
             return false;
         }
@@ -145,16 +146,16 @@ impl<S: Service> Runner<S> {
         true
     }
 
-    /// Does what the task wants, and no more.
-    pub fn see(self: &Arc<Self>, task: TaskSnapshot) {
+    /// Starts, keeps or stops work so that it matches the task's state.
+    pub fn apply_snapshot(self: &Arc<Self>, task: TaskSnapshot) {
         if task.has_ended() {
             return self.forget(&task.id);
         }
         if task.status == "paused" {
             return;
         }
-        match Demand::of_task(&task) {
-            Ok(Some(demand)) if self.service.accepts(&demand.work) => self.demand(demand).unwrap_or_else(|error| {
+        match WorkItem::of_task(&task) {
+            Ok(Some(item)) if self.service.accepts(&item.work) => self.accept(item).unwrap_or_else(|error| {
                 tracing::error!(task = task.id, %error, "cannot store the work, check the disk of the workdir");
             }),
             Ok(_) => self.release(&task.id),
@@ -166,7 +167,7 @@ impl<S: Service> Runner<S> {
     pub fn receive(self: &Arc<Self>, message: &TaskMessage) -> Result<(), ReceiveError> {
         match message.kind.as_str() {
             ASK_STATE => {
-                self.answers_question(message);
+                self.answer_status_request(message);
             }
             ENDED => self.forget(&message.task),
             STATE_CHANGED => {
@@ -180,8 +181,8 @@ impl<S: Service> Runner<S> {
             _ => {
                 let record = self.records.load(&message.task);
                 let known = record.map(|record| record.known).unwrap_or_default();
-                if let Some(demand) = self.parse(message, &known)? {
-                    self.demand(demand).map_err(ReceiveError::Disk)?;
+                if let Some(item) = self.parse(message, &known)? {
+                    self.accept(item).map_err(ReceiveError::Disk)?;
                 }
             }
         }
@@ -192,38 +193,38 @@ impl<S: Service> Runner<S> {
     pub fn resume(self: &Arc<Self>) {
         for task in self.records.tasks() {
             let Some(record) = self.records.load(&task).filter(|record| !record.is_delivered) else { continue };
-            if let Err(error) = self.demand(record.demand) {
+            if let Err(error) = self.accept(record.item) {
                 tracing::error!(task, %error, "cannot continue the work of a task");
             }
         }
     }
 
-    fn parse(&self, message: &TaskMessage, known: &Known) -> Result<Option<Demand>, ReceiveError> {
-        let demand = Demand::of_message(message, known).map_err(ReceiveError::Invalid)?;
-        Ok(demand.filter(|demand| self.service.accepts(&demand.work)))
+    fn parse(&self, message: &TaskMessage, known: &Known) -> Result<Option<WorkItem>, ReceiveError> {
+        let item = WorkItem::of_message(message, known).map_err(ReceiveError::Invalid)?;
+        Ok(item.filter(|item| self.service.accepts(&item.work)))
     }
 
-    /// Stores and starts work, unless it runs already or is over.
-    fn demand(self: &Arc<Self>, demand: Demand) -> io::Result<()> {
+    /// Stores and starts work, unless it already runs or has ended.
+    fn accept(self: &Arc<Self>, item: WorkItem) -> io::Result<()> {
         let mut running = self.running.lock();
-        if self.stop.is_cancelled() || running.get(&demand.task).is_some_and(|running| running.id == demand.id) {
+        if self.stop.is_cancelled() || running.get(&item.task).is_some_and(|running| running.id == item.id) {
             return Ok(());
         }
-        let record = match self.records.load(&demand.task) {
-            Some(record) if record.past.contains(&demand.id) => return Ok(()),
-            Some(record) if record.demand.id == demand.id && record.is_delivered => return Ok(()),
-            Some(record) if record.demand.id == demand.id => record,
+        let record = match self.records.load(&item.task) {
+            Some(record) if record.past.contains(&item.id) => return Ok(()),
+            Some(record) if record.item.id == item.id && record.is_delivered => return Ok(()),
+            Some(record) if record.item.id == item.id => record,
             previous => {
-                let record = Record::new(demand, previous);
+                let record = Record::new(item, previous);
                 self.records.save(&record)?;
                 record
             }
         };
-        let previous = running.remove(&record.demand.task).map(|previous| {
+        let previous = running.remove(&record.item.task).map(|previous| {
             previous.cancel.cancel();
             previous.handle
         });
-        let (task, id, state) = (record.demand.task.clone(), record.demand.id.clone(), record.demand.work.state());
+        let (task, id, state) = (record.item.task.clone(), record.item.id.clone(), record.item.work.state());
         let (cancel, progress) = (self.stop.child_token(), Progress::default());
         progress.begin("en cola");
         tracing::info!(task, state, work = id, "work accepted");
@@ -233,14 +234,14 @@ impl<S: Service> Runner<S> {
         Ok(())
     }
 
-    /// Ends the work of a task that does not want it any more.
+    /// Cancels the work of a task that no longer waits for it.
     fn release(&self, task: &str) {
         if let Some(running) = self.running.lock().get(task) {
             running.cancel.cancel();
         }
     }
 
-    /// Ends the work of a task that has ended, and removes what is kept for it.
+    /// Cancels the work of a task that has ended, and deletes its record.
     pub fn forget(self: &Arc<Self>, task: &str) {
         let previous = self.running.lock().remove(task);
         if previous.is_none() && !self.records.task_folder(task).exists() {
@@ -267,7 +268,7 @@ impl<S: Service> Runner<S> {
         progress: Progress,
         previous: Option<JoinHandle<()>>,
     ) {
-        let (task, id) = (record.demand.task.clone(), record.demand.id.clone());
+        let (task, id) = (record.item.task.clone(), record.item.id.clone());
         if let Some(previous) = previous {
             let _ = previous.await;
         }
@@ -282,7 +283,7 @@ impl<S: Service> Runner<S> {
     }
 
     async fn carry_out(&self, mut record: Record, cancel: &CancellationToken, progress: &Progress) {
-        let task = record.demand.task.clone();
+        let task = record.item.task.clone();
         let result = match record.result.clone() {
             Some(result) => result,
             None => {
@@ -311,7 +312,7 @@ impl<S: Service> Runner<S> {
 
     /// Does the work, with several attempts. Returns its result, which may be that it failed, or `None` if it was cancelled.
     async fn attempt(&self, record: &mut Record, cancel: &CancellationToken, progress: &Progress) -> Option<Outgoing> {
-        let (task, id) = (record.demand.task.clone(), record.demand.id.clone());
+        let (task, id) = (record.item.task.clone(), record.item.id.clone());
         let mut backoff = Backoff::new();
         for attempt in 1.. {
             progress.set_attempt(attempt);

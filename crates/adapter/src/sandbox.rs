@@ -21,7 +21,7 @@ use crate::{
 };
 
 pub const HELP: &str = "\
-The test command is words, not shell text; quote a word with spaces, or write a JSON list.
+The test command is a list of words, not shell text; quote a word with spaces, or write a JSON array.
 It runs in a fresh checkout of the branch, with an empty home folder and only PATH, LANG and TZ of the environment.
 Exit code 0 means that the tests passed. Whatever exceeds a limit is killed and has failed.
 
@@ -145,11 +145,11 @@ impl Service for Sandbox {
     }
 
     async fn perform(&self, run: &mut Run<'_>) -> Result<(&'static str, Value), Failure> {
-        let Work::Test { pull_request } = &run.record.demand.work else {
+        let Work::Test { pull_request } = &run.record.item.work else {
             return Err(Failure::Final("the sandbox only tests".into()));
         };
         let pull_request = self.allowed.pull_request(pull_request).map_err(Failure::Final)?;
-        let folder = run.records.task_folder(&run.record.demand.task);
+        let folder = run.records.task_folder(&run.record.item.task);
         let (checkout, home) = (folder.join("checkout"), folder.join("home"));
         run.progress.begin("preparando");
         let commit = self.git.check_out(&pull_request, &checkout, run.cancel).await?;
@@ -159,7 +159,7 @@ impl Service for Sandbox {
         let variables: Vec<(&'static str, OsString)> = vec![
             ("HOME", home.clone().into()),
             ("TMPDIR", home.clone().into()),
-            ("FAENA_TASK_ID", run.record.demand.task.clone().into()),
+            ("FAENA_TASK_ID", run.record.item.task.clone().into()),
             ("FAENA_BRANCH", pull_request.branch.clone().into()),
             ("FAENA_COMMIT", commit.clone().into()),
         ];
@@ -178,7 +178,7 @@ impl Service for Sandbox {
         let removed = remove_folder(&checkout).and(remove_folder(&home));
         let result = self.result(ended)?;
         removed?;
-        tracing::info!(task = run.record.demand.task, commit, passed = %result["exito"], "tests ended");
+        tracing::info!(task = run.record.item.task, commit, passed = %result["exito"], "tests ended");
         Ok((TESTED, result))
     }
 

@@ -21,7 +21,7 @@ use crate::{
 };
 
 pub const HELP: &str = "\
-The commands are words, not shell text; quote a word with spaces, or write a JSON list.
+The commands are lists of words, not shell text; quote a word with spaces, or write a JSON array.
 They run in a git worktree of the task, read their request from standard input, and receive FAENA_TASK_ID, FAENA_PHASE (plan or
 code), FAENA_PROMPT_FILE, FAENA_PLAN_FILE, FAENA_FEEDBACK_FILE, FAENA_REPOSITORY and FAENA_BRANCH.
 The plan command writes the plan to standard output; the code command changes files.
@@ -80,8 +80,8 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), Ca
         code_limit: arguments.code_limit,
         max_plan_bytes: arguments.max_plan,
         max_output_bytes: arguments.max_output,
-        // Twice in a heartbeat, so that each has news.
-        look_every: arguments.service.heartbeat / 2,
+        // Twice per heartbeat interval, so that every heartbeat reports current files.
+        file_check_interval: arguments.service.heartbeat / 2,
     };
     smith.git.check().await.map_err(CannotStart)?;
     serve(smith, "smith", records, &arguments.service, stop).await
@@ -91,7 +91,7 @@ struct Smith {
     allowed: Allowed,
     guard: PathBuf,
     git: Git,
-    /// Folder of the copies of repositories.
+    /// Folder of the local clones of repositories.
     copies: PathBuf,
     plan_command: Vec<String>,
     code_command: Vec<String>,
@@ -99,8 +99,8 @@ struct Smith {
     code_limit: Duration,
     max_plan_bytes: u64,
     max_output_bytes: u64,
-    /// How often it looks for changed files.
-    look_every: Duration,
+    /// How often the changed files are counted.
+    file_check_interval: Duration,
 }
 
 /// What the commands of one phase receive.
@@ -123,7 +123,7 @@ impl Service for Smith {
     }
 
     async fn perform(&self, run: &mut Run<'_>) -> Result<(&'static str, Value), Failure> {
-        match run.record.demand.work.clone() {
+        match run.record.item.work.clone() {
             Work::Plan { repository, prompt } => self.plan(run, &repository, &prompt).await,
             Work::Code { repository, prompt, plan, correction } => {
                 self.code(run, &repository, &prompt, &plan, correction.as_deref()).await
@@ -156,7 +156,7 @@ impl Smith {
         }
         // A plan changes nothing, whatever its command did.
         tree.reset(&start).await?;
-        let plan_id = format!("plan-{}", &derived_id(&[&run.record.demand.task, &run.record.demand.id])[..8]);
+        let plan_id = format!("plan-{}", &derived_id(&[&run.record.item.task, &run.record.item.id])[..8]);
         Ok((PLAN_MADE, json!({"planId": plan_id, "plan": plan})))
     }
 
@@ -193,7 +193,7 @@ impl Smith {
         };
         run.progress.begin("publicando");
         tree.push(&commit).await?;
-        tracing::info!(task = run.record.demand.task, commit, branch = tree.branch, "change pushed");
+        tracing::info!(task = run.record.item.task, commit, branch = tree.branch, "change pushed");
         let pull_request = PullRequest { address: repository.address, branch: tree.branch.clone() };
         Ok((CHANGE_MADE, json!({"pullRequestUrl": pull_request.to_string()})))
     }
@@ -205,19 +205,19 @@ impl Smith {
         repository: &Repository,
     ) -> Result<(Worktree<'a>, String), Failure> {
         run.progress.begin("preparando");
-        let task = run.record.demand.task.clone();
+        let task = run.record.item.task.clone();
         let folder = run.records.task_folder(&task).join("tree");
         fs::create_dir_all(&folder).map_err(|error| Failure::Retry(format!("cannot create a folder: {error}")))?;
         let tree = self.git.worktree(&self.copies, folder, repository, &task, run.cancel);
         if let (Some(start), Some(_)) = (&run.record.start, &run.record.commit) {
             return Ok((tree, start.clone()));
         }
-        // Earlier work has fetched its commits.
+        // Earlier work on this task has already fetched the commit.
         if let Some(start) = &run.record.start {
             match tree.reset(start).await {
                 Ok(()) => return Ok((tree, start.clone())),
                 Err(Failure::Cancelled) => return Err(Failure::Cancelled),
-                // A copy that was made again does not have commits that were never pushed.
+                // A new clone does not contain commits that were never pushed.
                 Err(_) => {}
             }
         }
@@ -240,7 +240,7 @@ impl Smith {
         self.write_inputs(run, &[("prompt", &request.text)])?;
         let inputs = inputs_folder(run);
         let variables: Vec<(&'static str, OsString)> = vec![
-            ("FAENA_TASK_ID", run.record.demand.task.clone().into()),
+            ("FAENA_TASK_ID", run.record.item.task.clone().into()),
             ("FAENA_PHASE", request.phase.into()),
             ("FAENA_PROMPT_FILE", inputs.join("prompt").into()),
             ("FAENA_PLAN_FILE", inputs.join("plan").into()),
@@ -264,13 +264,13 @@ impl Smith {
             ended = command::run(&self.guard, spec, run.progress, run.cancel) => ended,
             () = self.watch_files(run, tree) => unreachable!("it never ends"),
         };
-        judge(request, ended)
+        check_end(request, ended)
     }
 
     /// Counts changed files from time to time: many agents write nothing until they have finished.
     async fn watch_files(&self, run: &Run<'_>, tree: &Worktree<'_>) {
         loop {
-            tokio::time::sleep(self.look_every).await;
+            tokio::time::sleep(self.file_check_interval).await;
             if let Ok((changed, modified_ms)) = tree.changes().await {
                 run.progress.set_files(changed, modified_ms);
             }
@@ -291,24 +291,26 @@ impl Smith {
         let title = if is_correction { format!("{title} (correction)") } else { title.to_owned() };
         // A line that begins with # would be a comment.
         let title = title.trim_start_matches('#').trim_start();
-        let message = format!("{title}\n\nFaena-Task: {}\n", run.record.demand.task);
+        let message = format!("{title}\n\nFaena-Task: {}\n", run.record.item.task);
         self.write_inputs(run, &[("message", &message)])?;
         Ok(inputs_folder(run).join("message"))
     }
 }
 
 fn inputs_folder(run: &Run<'_>) -> PathBuf {
-    run.records.task_folder(&run.record.demand.task).join("inputs")
+    run.records.task_folder(&run.record.item.task).join("inputs")
 }
 
-/// Decides what the end of a command means.
-fn judge(request: Request<'_>, ended: CommandEnd) -> Result<CommandEnd, Failure> {
+/// Returns the output of a command that succeeded, or the failure that its end means.
+fn check_end(request: Request<'_>, ended: CommandEnd) -> Result<CommandEnd, Failure> {
     let Request { phase, limit, .. } = request;
-    let said = if ended.last_line.is_empty() { String::new() } else { format!(": {}", ended.last_line) };
+    let last_line = if ended.last_line.is_empty() { String::new() } else { format!(": {}", ended.last_line) };
     match &ended.ending {
         Ending::Exit(0) => Ok(ended),
-        Ending::Exit(DATA_ERROR) => Err(Failure::Final(format!("the {phase} command refused the request{said}"))),
-        Ending::Exit(code) => Err(Failure::Retry(format!("the {phase} command ended with exit code {code}{said}"))),
+        Ending::Exit(DATA_ERROR) => Err(Failure::Final(format!("the {phase} command refused the request{last_line}"))),
+        Ending::Exit(code) => {
+            Err(Failure::Retry(format!("the {phase} command ended with exit code {code}{last_line}")))
+        }
         Ending::TimedOut => Err(Failure::Final(format!("the {phase} command took longer than {limit:?}"))),
         Ending::TooMuchOutput => {
             Err(Failure::Final(format!("the {phase} command wrote too much: {} bytes", ended.output_bytes)))

@@ -66,22 +66,22 @@ pub const PLANNING: &str = "PLANIFICANDO";
 pub const CODING: &str = "EJECUTANDO_CODIGO";
 pub const TESTING: &str = "PROBANDO_INTEGRACION";
 
-/// One piece of work, with its identity.
+/// One piece of work for a task, with its id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Demand {
+pub struct WorkItem {
     pub task: String,
-    /// The same however often the task asks for this piece of work, and another for the next round.
+    /// Stays the same when the task asks for the same work again; the next round has another id.
     pub id: String,
     pub work: Work,
 }
 
-impl Demand {
+impl WorkItem {
     /// Returns what the task waits for, or `None` if it waits for no service.
-    pub fn of_task(task: &TaskSnapshot) -> Result<Option<Demand>, String> {
+    pub fn of_task(task: &TaskSnapshot) -> Result<Option<WorkItem>, String> {
         let Some(active) = task.active.first().filter(|_| task.status == "running") else { return Ok(None) };
         let text = |name: &str| match &task.data[name] {
             Value::String(text) => Ok(text.clone()),
-            _ => Err(format!("task {} has no text \"{name}\" in its data", task.id)),
+            _ => Err(format!("task {} has no string \"{name}\" in its data", task.id)),
         };
         let work = match active.state.as_str() {
             PLANNING => {
@@ -100,15 +100,15 @@ impl Demand {
             TESTING => Work::Test { pull_request: text("pullRequestUrl")? },
             _ => return Ok(None),
         };
-        Ok(Some(Demand { task: task.id.clone(), id: format!("epoch-{}", active.epoch), work }))
+        Ok(Some(WorkItem { task: task.id.clone(), id: format!("epoch-{}", active.epoch), work }))
     }
 
     /// Returns what a message asks for. Fields that it lacks come from earlier messages about the task.
-    pub fn of_message(message: &TaskMessage, known: &Known) -> Result<Option<Demand>, String> {
+    pub fn of_message(message: &TaskMessage, known: &Known) -> Result<Option<WorkItem>, String> {
         let field = |name: &str, earlier: Option<&String>| match (&message.payload[name], earlier) {
             (Value::String(text), _) => Ok(text.clone()),
             (_, Some(text)) => Ok(text.clone()),
-            _ => Err(format!("{} has no text \"payload.{name}\"", message.kind)),
+            _ => Err(format!("{} has no string \"payload.{name}\"", message.kind)),
         };
         let repository = || field("repositorioOrigen", known.repository.as_ref());
         let prompt = || field("prompt", known.prompt.as_ref());
@@ -128,7 +128,7 @@ impl Demand {
             TEST => Work::Test { pull_request: field("pullRequestUrl", None)? },
             _ => return Ok(None),
         };
-        Ok(Some(Demand { task: message.task.clone(), id: message.trace.clone(), work }))
+        Ok(Some(WorkItem { task: message.task.clone(), id: message.trace.clone(), work }))
     }
 }
 
@@ -148,7 +148,7 @@ fn plan_text(plan: &Value) -> String {
     }
 }
 
-/// What earlier work has taught about a task.
+/// Fields of a task that earlier messages contained.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Known {
     pub repository: Option<String>,
@@ -157,7 +157,7 @@ pub struct Known {
 }
 
 impl Known {
-    pub fn learn(&mut self, work: &Work) {
+    pub fn update(&mut self, work: &Work) {
         match work {
             Work::Plan { repository, prompt } => {
                 (self.repository, self.prompt) = (Some(repository.clone()), Some(prompt.clone()));
@@ -190,7 +190,7 @@ impl TaskMessage {
         };
         let text = |name: &str| match &envelope["metadata"][name] {
             Value::String(text) if (1..=200).contains(&text.len()) => Ok(text.clone()),
-            _ => Err(format!("metadata.{name} must be a text of 1 to 200 bytes")),
+            _ => Err(format!("metadata.{name} must be a string of 1 to 200 bytes")),
         };
         let task = text("taskId")?;
         // The id becomes the name of a folder.
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn a_task_names_its_work_in_its_state() {
         let mut data = json!({"prompt": "p", "repositorioOrigen": "/r", "plan": ["a"]});
-        let demand = |state: &str, data: &Value| Demand::of_task(&task(state, data.clone())).expect("readable");
+        let item = |state: &str, data: &Value| WorkItem::of_task(&task(state, data.clone())).expect("readable");
         let repository = || "/r".to_owned();
         let plan = Work::Plan { repository: repository(), prompt: "p".into() };
-        assert_eq!(demand(PLANNING, &data), Some(Demand { task: ID.into(), id: "epoch-7".into(), work: plan }));
+        assert_eq!(item(PLANNING, &data), Some(WorkItem { task: ID.into(), id: "epoch-7".into(), work: plan }));
         data["comentario"] = json!("smaller");
         let again = Work::Plan { repository: repository(), prompt: "p\n\nsmaller".into() };
-        assert_eq!(demand(PLANNING, &data).map(|demand| demand.work), Some(again));
+        assert_eq!(item(PLANNING, &data).map(|item| item.work), Some(again));
         data["correccion"] = json!("fix it");
         let code = Work::Code {
             repository: repository(),
@@ -230,12 +230,12 @@ mod tests {
             plan: "[\n  \"a\"\n]".into(),
             correction: Some("fix it".into()),
         };
-        assert_eq!(demand(CODING, &data).map(|demand| demand.work), Some(code));
-        assert_eq!(demand("ESPERANDO_APROBACION_PLAN", &data), None);
-        assert!(Demand::of_task(&task(TESTING, data.clone())).is_err(), "there is no pull request");
+        assert_eq!(item(CODING, &data).map(|item| item.work), Some(code));
+        assert_eq!(item("ESPERANDO_APROBACION_PLAN", &data), None);
+        assert!(WorkItem::of_task(&task(TESTING, data.clone())).is_err(), "there is no pull request");
         let mut paused = task(PLANNING, data);
         paused.status = "paused".into();
-        assert_eq!(Demand::of_task(&paused).expect("readable"), None);
+        assert_eq!(WorkItem::of_task(&paused).expect("readable"), None);
     }
 
     #[test]
@@ -245,13 +245,13 @@ mod tests {
         let event = json!({"specversion": "1.0", "type": GENERATE_PLAN, "data": envelope});
         let alone = TaskMessage::parse(GENERATE_PLAN, envelope.to_string().as_bytes()).expect("a message");
         assert_eq!(TaskMessage::parse("another", event.to_string().as_bytes()), Ok(alone.clone()));
-        let demand = Demand::of_message(&alone, &Known::default()).expect("readable").expect("work");
-        assert_eq!(demand.id, "t1");
+        let item = WorkItem::of_message(&alone, &Known::default()).expect("readable").expect("work");
+        assert_eq!(item.id, "t1");
         let mut known = Known::default();
-        known.learn(&demand.work);
+        known.update(&item.work);
         let approval = TaskMessage { kind: APPROVE_PLAN.into(), payload: json!({"planId": "x"}), ..alone.clone() };
-        assert!(Demand::of_message(&approval, &Known::default()).is_err());
-        let code = Demand::of_message(&approval, &known).expect("readable").expect("work");
+        assert!(WorkItem::of_message(&approval, &Known::default()).is_err());
+        let code = WorkItem::of_message(&approval, &known).expect("readable").expect("work");
         assert!(matches!(code.work, Work::Code { prompt, .. } if prompt == "p"));
         for body in ["", "7", "{}", r#"{"metadata": {"taskId": "../x", "traceId": "t"}}"#] {
             assert!(TaskMessage::parse(GENERATE_PLAN, body.as_bytes()).is_err(), "{body}");

@@ -1,9 +1,9 @@
-//! Splits the text of a command into words. No shell takes part: there are no variables, patterns or pipes.
+//! Splits the text of a command into words, without a shell: there are no variables, patterns or pipes.
 
-/// Splits a command into its words, at spaces outside of quotes. A text that begins with `[` is a JSON list of words.
+/// Splits a command into its words, at spaces outside of quotes. A text that begins with `[` is a JSON array of words.
 pub fn split(text: &str) -> Result<Vec<String>, String> {
     let words = match text.trim_start().starts_with('[') {
-        true => serde_json::from_str(text).map_err(|error| format!("not a JSON list of texts: {error}"))?,
+        true => serde_json::from_str(text).map_err(|error| format!("not a JSON array of strings: {error}"))?,
         false => split_quoted(text)?,
     };
     match words.first() {
@@ -22,7 +22,7 @@ fn split_quoted(text: &str) -> Result<Vec<String>, String> {
                 let word = word.get_or_insert_default();
                 loop {
                     match characters.next() {
-                        None => return Err(format!("a quote {character} has no end")),
+                        None => return Err(format!("the quote {character} is not closed")),
                         Some(end) if end == character => break,
                         Some('\\') if character == '"' => word.extend(characters.next()),
                         Some(inner) => word.push(inner),
@@ -50,20 +50,14 @@ mod tests {
             ("sh -c 'echo $HOME; rm *'", vec!["sh", "-c", "echo $HOME; rm *"]),
             (r#"["a b", "c"]"#, vec!["a b", "c"]),
         ] {
-            assert_eq!(split(text).as_deref(), Ok(words.map_ref().as_slice()), "{text}");
+            assert_eq!(split(text).as_deref(), Ok(owned(&words).as_slice()), "{text}");
         }
         for text in ["", "  ", "'open", "[1]", "[]", "'' x"] {
             assert!(split(text).is_err(), "{text}");
         }
     }
 
-    trait MapRef {
-        fn map_ref(&self) -> Vec<String>;
-    }
-
-    impl MapRef for Vec<&str> {
-        fn map_ref(&self) -> Vec<String> {
-            self.iter().map(|word| (*word).to_owned()).collect()
-        }
+    fn owned(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
     }
 }

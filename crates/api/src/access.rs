@@ -33,7 +33,7 @@ pub async fn submission_error(api: &Api, error: EngineError) -> ApiError {
     };
     let answer = ApiError::from(error);
     match existing_job {
-        Some(id) if answer.details.is_empty() && job(api, id).await.is_ok() => answer.naming(Some(id)),
+        Some(id) if answer.details.is_empty() && job(api, id).await.is_ok() => answer.with_existing_job(Some(id)),
         _ => answer,
     }
 }

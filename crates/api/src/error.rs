@@ -29,7 +29,7 @@ pub struct ApiError {
 
 impl ApiError {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> ApiError {
-        // The outage of a database or the restart of a server takes longer, but a caller that waits loses nothing.
+        // An outage may last longer, but the caller loses nothing by trying again early.
         let retry_after_seconds = (code == ErrorCode::Unavailable).then_some(1);
         ApiError { code, message: message.into(), details: Vec::new(), retry_after_seconds }
     }
@@ -63,7 +63,7 @@ impl ApiError {
     }
 
     /// Names the existing job that the request conflicts with, if the caller may see it.
-    pub fn naming(mut self, existing_job: Option<JobId>) -> ApiError {
+    pub fn with_existing_job(mut self, existing_job: Option<JobId>) -> ApiError {
         if let Some(id) = existing_job {
             self.message = format!("{}: job {id}", self.message);
             self.details.push(FieldError::new("id", id.to_string()));
@@ -103,7 +103,7 @@ impl From<StoreError> for ApiError {
             StoreError::Conflict { existing_job, .. } => {
                 // The job may belong to a queue that a restricted caller may not see.
                 let shown = existing_job.filter(|_| crate::access::is_unrestricted());
-                ApiError::new(ErrorCode::Conflict, message).naming(shown)
+                ApiError::new(ErrorCode::Conflict, message).with_existing_job(shown)
             }
             StoreError::WorkerActive { .. } => ApiError::new(ErrorCode::Conflict, message),
             StoreError::Invalid(errors) => ApiError::invalid(errors),

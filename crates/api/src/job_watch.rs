@@ -122,7 +122,7 @@ impl JobWatches {
     }
 }
 
-/// What tells two versions of a job apart.
+/// Distinguishes two versions of a job.
 #[derive(PartialEq)]
 struct Version {
     updated_at: Timestamp,

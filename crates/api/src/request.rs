@@ -33,7 +33,7 @@ pub async fn read_bytes(api: &Api, body: Body, max_bytes: usize) -> ApiResult<By
     }
 }
 
-/// Bytes with what they have taken from the budget.
+/// Bytes that occupy the budget until they are dropped.
 struct Charged {
     bytes: Vec<u8>,
     _charge: Charge,

@@ -8,7 +8,7 @@ impl Policy {
     /// Returns the address of the client: the peer, or what trusted proxies say about it.
     ///
     /// `forwarded` has the values of `X-Forwarded-For`. Every proxy appends the address that it sees, so the list is read from
-    /// its end, up to the first address that is not a trusted proxy. What stands before it may be invented by the client.
+    /// its end, up to the first address that is not a trusted proxy. The client may have invented the addresses before it.
     pub fn client_address<'a>(
         &self,
         peer: Option<IpAddr>,

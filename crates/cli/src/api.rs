@@ -99,8 +99,8 @@ fn outage(error: &faena::Error) -> String {
     }
     let text = cause.to_string();
     match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
-        _ if is_lookup => "the host name is not known".to_owned(),
-        Some(io::ErrorKind::ConnectionRefused) => "nothing listens there".to_owned(),
+        _ if is_lookup => "cannot resolve the host name".to_owned(),
+        Some(io::ErrorKind::ConnectionRefused) => "connection refused".to_owned(),
         Some(io::ErrorKind::TimedOut) => "no answer in time".to_owned(),
         Some(io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) => "the connection was closed".to_owned(),
         Some(io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable) => {

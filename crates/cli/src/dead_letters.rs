@@ -62,7 +62,7 @@ pub struct Filter {
     search: Option<String>,
 }
 
-/// Reads names of priorities, which people write in any case.
+/// Converts names of priorities to upper case.
 fn uppercase(text: &str) -> Result<String, Infallible> {
     Ok(text.to_uppercase())
 }

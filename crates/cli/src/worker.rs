@@ -68,7 +68,7 @@ pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Command
     Ok(std::process::ExitCode::SUCCESS)
 }
 
-/// Prints what happens to the connection, as the server prints its log.
+/// Logs connection events in the format of the server's log.
 fn start_logging() {
     let colours = std::io::stderr().is_terminal();
     let layer = tracing_subscriber::fmt::layer()
@@ -151,7 +151,7 @@ async fn communicate(job: &Context, group: &mut KilledOnDrop) -> Result<Value, J
         tokio::select! {
             _ = &mut outputs => child.wait().await?,
             status = child.wait() => {
-                // Processes that it left behind, and that keep the outputs open, end with it.
+                // Kills processes that the command left behind and that keep its outputs open.
                 let _ = child.start_kill();
                 let _ = tokio::time::timeout(OUTPUT_GRACE, outputs).await;
                 status?

@@ -1,4 +1,4 @@
-//! Who looks at the pages: login with an API key, and the preferences of the browser.
+//! Sessions of the dashboard: login with an API key, and the preferences of the browser.
 //!
 //! The cookie holds the key itself, so a session works on every node, and ends when the key is revoked or expires. Scripts and
 //! other sites cannot read it (`HttpOnly`, `SameSite=Strict`).

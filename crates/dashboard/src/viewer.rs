@@ -1,4 +1,4 @@
-//! The person who looks at a page: credentials, language, theme, and where the page is.
+//! The viewer of a page: credentials, language, theme, and where the page is.
 
 use std::{convert::Infallible, sync::Arc};
 

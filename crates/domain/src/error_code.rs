@@ -97,7 +97,7 @@ impl ErrorCode {
                 "Another job has the unique or idempotency key, another worker has the job, or the worker's id is in use."
             }
             ErrorCode::StaleRun => {
-                "The worker reported about a run that is over: another run has the job, or the job has finished. The report is ignored."
+                "The worker reported about a run that has ended: another run has the job, or the job has finished. The report is ignored."
             }
             ErrorCode::InvalidTransition => "The job or message is in a state that does not allow this action.",
             ErrorCode::PayloadTooLarge => "The body or frame is larger than the server accepts.",

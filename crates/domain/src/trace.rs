@@ -17,7 +17,7 @@ pub struct Trace {
     pub jobs: Vec<TraceJob>,
     /// Ordered by time; entries of the same millisecond, in the order in which they were recorded.
     pub timeline: Vec<TraceEntry>,
-    /// One sentence per limit that the trace exceeded, and whose surplus is therefore missing here.
+    /// One sentence per limit that the trace exceeded, saying what was left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub omitted: Vec<String>,
 }

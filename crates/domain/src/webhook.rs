@@ -140,7 +140,7 @@ pub struct WebhookBody<'a> {
 #[serde(rename_all = "camelCase")]
 pub struct WebhookView {
     pub id: WebhookId,
-    /// What it tells: `job.status`, or `task.approval.` and what has happened to the approval.
+    /// Event type: `job.status`, or `task.approval.` followed by the change of the approval.
     pub event: String,
     /// The job that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]

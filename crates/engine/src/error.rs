@@ -1,4 +1,4 @@
-//! Errors of the engine, as far as a caller tells them apart.
+//! Errors of the engine that a caller distinguishes.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ fn worker_active(worker: &str, deadline: Option<Timestamp>, silence: Duration) -
 }
 
 impl EngineError {
-    /// Returns whether the database is away or busy, so that the same call may succeed later.
+    /// Returns whether the database is not available or busy, so that the same call may succeed later.
     pub fn is_temporary(&self) -> bool {
         matches!(
             self,

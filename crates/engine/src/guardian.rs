@@ -4,7 +4,7 @@
 //! | what | checked in | by |
 //! |---|---|---|
 //! | jobs of connected workers: not started, running too long, not stopping | `workers/watch.rs` | the node the worker is connected to |
-//! | the same of workers whose node is gone | `unattended_jobs` | any node |
+//! | the same, of workers whose node has died | `unattended_jobs` | any node |
 //! | workers that are silent or did not reconnect | `workers/watch.rs`, `lost_workers` | that node; after its death, any node |
 //! | jobs that wait too long for a slot of this process | `slot_queue` | this node |
 //! | processes that are being started for a job | `pool.rs` | this node |
@@ -29,7 +29,7 @@ use crate::{
     config::ms,
     in_flight::InFlightJob,
     nodes,
-    verdict::judge,
+    run_outcome::decide_outcome,
     workers::{CloseReason, watch},
 };
 
@@ -183,7 +183,7 @@ async fn orphans(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> 
     Ok(nodes?.and(jobs?).and(workers))
 }
 
-/// Ends jobs whose time is up and whose worker has no server: the server that watched their deadline is gone.
+/// Ends jobs whose time is up and whose worker is not connected to a live server.
 async fn unattended_jobs(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let mut next: Option<Timestamp> = None;
     let mut ends = Vec::new();
@@ -197,7 +197,7 @@ async fn unattended_jobs(engine: &Engine, now: Timestamp) -> Result<Round, Engin
         }
         let reason = failure.message.clone();
         tracing::warn!(actor = GUARDIAN, job = %job.id(), worker, reason, "job timed out without a server");
-        let (outcome, lines) = judge(&job, Err(failure), now);
+        let (outcome, lines) = decide_outcome(&job, Err(failure), now);
         ends.push(RunEnd { by_guardian: true, ..job.end(outcome, lines, now) });
     }
     if ends.is_empty() {

@@ -37,7 +37,7 @@ mod signature;
 pub mod throughput;
 pub mod trace;
 pub mod traces;
-mod verdict;
+mod run_outcome;
 mod wakeups;
 mod webhooks;
 mod why;

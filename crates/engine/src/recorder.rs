@@ -1,7 +1,7 @@
 //! Records that jobs have started, once they have run for a moment.
 //!
 //! Most jobs end before their start is worth a write: the log of their end contains it. Longer runs are recorded here, so
-//! that every node knows of them after a crash. Safe at any time: an update of a run that is over changes nothing.
+//! that every node knows of them after a crash. Safe at any time: an update of a run that has ended changes nothing.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Stores how runs ended, many at a time, in order.
 //!
-//! One batch is in progress at a time; ends that arrive meanwhile go into the next. While the database is away, ends wait
+//! One batch is in progress at a time; ends that arrive meanwhile go into the next. While the database is not available, ends wait
 //! here and are repeated until they are stored, which is harmless. If too many wait, the slots take no more jobs.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -154,7 +154,7 @@ impl Reporter {
         Ok(Round { handled, more, next_at: self.dead_letter_log.summary_at() })
     }
 
-    /// Logs a job that has failed for good.
+    /// Logs a job that has failed permanently.
     fn log_dead_letter(&self, end: &RunEnd, now: Timestamp) {
         let RunOutcome::Failed { error, reason } = &end.outcome else { return };
         if self.dead_letter_log.admits(now) {

@@ -17,7 +17,7 @@ use crate::Round;
 /// Schedules per transaction.
 const BATCH: usize = 1_000;
 
-/// How soon a node looks again at a schedule that another node is processing.
+/// How soon a node retries a schedule that another node is processing.
 const RECHECK_MS: i64 = 100;
 
 /// Counts of ticks on this node, for the metrics.
@@ -37,7 +37,7 @@ impl Schedules {
         self.late_ms.load(Ordering::Relaxed)
     }
 
-    /// Counts a job that was created by hand.
+    /// Counts a job that a caller triggered.
     pub(crate) fn record_trigger(&self) {
         self.counts[TickOutcome::Triggered as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -59,7 +59,7 @@ pub async fn run_once(store: &dyn Store, schedules: &Schedules, now: Timestamp) 
     if missed > 0 {
         tracing::warn!(missed, "schedule due times missed");
     }
-    // A due schedule that this node did not get is with another node, which may still fail.
+    // Another node is processing the due schedule that this node did not get; that node may still fail.
     let is_due = fired.next_at.is_some_and(|at| at <= now);
     let is_elsewhere = fired.schedules == 0 && is_due;
     let next_at = if is_elsewhere { Some(now.plus_ms(RECHECK_MS)) } else { fired.next_at };

@@ -1,4 +1,4 @@
-//! Fires the timers of tasks, and tells tasks about the ends of their jobs.
+//! Fires the timers of tasks, and notifies tasks of jobs that have ended.
 //!
 //! There is no leader: the store gives each due task to one node under the lock of its row, and what follows from a timer is
 //! one transaction with it.
@@ -37,7 +37,7 @@ const ACTOR: &str = "system:tasks";
 /// Tasks per transaction.
 const BATCH: usize = 500;
 
-/// How soon a node looks again at a due task that another node has.
+/// How soon a node retries a due task that another node is processing.
 const RECHECK_MS: i64 = 250;
 
 /// When the loop runs next at the latest. Timers that are due later do not wake it.

@@ -31,7 +31,7 @@ pub struct Definition {
     pub limits: Limits,
     pub counters: BTreeMap<String, Counter>,
     pub initial: StateIndex,
-    /// A state stands before the states inside it.
+    /// A state comes before the states inside it.
     pub states: Vec<State>,
     /// SHA-256 of the definition as canonical JSON, in hexadecimal.
     pub hash: String,

@@ -59,18 +59,18 @@ fn read(mut message: Map<String, Value>) -> Result<Envelope, String> {
         None => return Err("metadata: is required; a message has the fields metadata and payload".into()),
     };
     if let Some(field) = message.keys().next() {
-        return Err(format!("{}: is not known; a message has the fields metadata and payload", shorten(field)));
+        return Err(format!("{}: unknown field; a message has the fields metadata and payload", shorten(field)));
     }
     const FIELDS: [&str; 4] = ["taskId", "traceId", "timestamp", "originator"];
     if let Some(field) = metadata.keys().find(|field| !FIELDS.contains(&field.as_str())) {
-        return Err(format!("metadata.{}: is not known; the fields are {}", shorten(field), FIELDS.join(", ")));
+        return Err(format!("metadata.{}: unknown field; the fields are {}", shorten(field), FIELDS.join(", ")));
     }
     text_of(&metadata, "metadata.", "timestamp")?;
     let task = text_of(&metadata, "metadata.", "taskId")?;
     let task = task.map(|id| id.parse().map_err(|_| "metadata.taskId: must be a UUID".to_owned())).transpose()?;
     let trace_id = text_of(&metadata, "metadata.", "traceId")?;
     if trace_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > MAX_ID || id.contains(char::is_control)) {
-        return Err(format!("metadata.traceId: must be a text of 1 to {MAX_ID} bytes without control characters"));
+        return Err(format!("metadata.traceId: must be a string of 1 to {MAX_ID} bytes without control characters"));
     }
     let originator = text_of(&metadata, "metadata.", "originator")?;
     Ok(Envelope { kind: None, message_id: None, task, trace_id, originator, payload })
@@ -80,7 +80,7 @@ fn text_of(fields: &Map<String, Value>, path: &str, name: &str) -> Result<Option
     match fields.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(format!("{path}{name}: must be a text")),
+        Some(_) => Err(format!("{path}{name}: must be a string")),
     }
 }
 
@@ -130,15 +130,15 @@ mod tests {
             (json!(7), "the message is not a JSON object"),
             (json!({"payload": {}}), "metadata: is required"),
             (json!({"metadata": "x"}), "metadata: must be an object"),
-            (json!({"metadata": {}, "body": 1}), "body: is not known"),
-            (json!({"metadata": {"taskID": "x"}}), "metadata.taskID: is not known; the fields are taskId"),
+            (json!({"metadata": {}, "body": 1}), "body: unknown field"),
+            (json!({"metadata": {"taskID": "x"}}), "metadata.taskID: unknown field; the fields are taskId"),
             (json!({"metadata": {"taskId": "x"}}), "metadata.taskId: must be a UUID"),
-            (json!({"metadata": {"taskId": 7}}), "metadata.taskId: must be a text"),
-            (json!({"metadata": {"traceId": ""}}), "metadata.traceId: must be a text of 1 to 200 bytes"),
+            (json!({"metadata": {"taskId": 7}}), "metadata.taskId: must be a string"),
+            (json!({"metadata": {"traceId": ""}}), "metadata.traceId: must be a string of 1 to 200 bytes"),
             (json!({"metadata": {"traceId": "a\u{0}"}}), "without control characters"),
-            (json!({"metadata": {"timestamp": 7}}), "metadata.timestamp: must be a text"),
+            (json!({"metadata": {"timestamp": 7}}), "metadata.timestamp: must be a string"),
             (json!({"specversion": "1.0", "type": "a"}), "data: must be an object"),
-            (json!({"specversion": "1.0", "type": 1, "data": {}}), "type: must be a text"),
+            (json!({"specversion": "1.0", "type": 1, "data": {}}), "type: must be a string"),
         ];
         for (message, reason) in cases {
             let found = parse(&message).expect_err("refused");

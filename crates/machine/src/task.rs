@@ -140,7 +140,7 @@ pub struct Approval {
     /// Groups that may decide. Empty: everyone with write access.
     pub groups: Vec<String>,
     pub decisions: Vec<Decision>,
-    /// URLs that are told about the approval. None after its decision.
+    /// URLs that receive webhooks about the approval. Empty after its decision.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub webhooks: Vec<String>,
 }
@@ -249,11 +249,11 @@ pub enum Effect {
     Job(JobRequest),
     /// Publishes an event of Faena about the task.
     Notice { event: &'static str, data: Value },
-    /// Tells the receivers of an approval what has happened to it.
+    /// Notifies the receivers of an approval of a change.
     Webhook(ApprovalNotice),
 }
 
-/// What the receivers of an approval are told.
+/// Notice to the receivers of an approval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApprovalNotice {
     /// `task.approval.` and what has happened: `requested`, `reminder`, `escalated`, `granted`, `denied`, `expired` or

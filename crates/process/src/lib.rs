@@ -1,4 +1,4 @@
-//! Runs programs so that none of their processes survives, and so that they cannot read what this process knows.
+//! Runs programs so that none of their processes survives, and so that they cannot read the environment or memory of this process.
 //!
 //! Between this process and a program is a guard (`faena guard`). Every process that the program starts, also one that leaves its
 //! group and session, becomes a child of the guard when its parent ends, because the guard is a subreaper. The guard kills them all

@@ -1,4 +1,4 @@
-//! What the receivers of an approval are told: the body of the webhook, with everything that a person needs to decide.
+//! Webhooks about approvals: the body contains everything that a person needs to decide.
 
 use faena_domain::{TaskId, Timestamp, WebhookId, WebhookSubject};
 use faena_machine::ApprovalNotice;
@@ -12,7 +12,7 @@ use crate::{
 /// Largest subject in a body, in bytes of JSON. A larger one is named by its hash only; `GET /tasks/ID` has it.
 const MAX_SUBJECT_BYTES: usize = 16 << 10;
 
-/// Returns the webhooks that tell each receiver of an approval what has happened to it.
+/// Returns a webhook for each receiver of an approval.
 pub(crate) fn webhooks(
     id: TaskId,
     view: &TaskView,

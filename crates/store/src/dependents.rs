@@ -10,5 +10,5 @@ pub const EDGES_PER_SLICE: usize = 1_000;
 /// Parents with which one transaction continues.
 pub const PARENTS_PER_SLICE: i64 = 200;
 
-/// Parents that one transaction looks at for jobs that wait for parents and are due for a check.
+/// Parents that one transaction reads to check jobs that wait for parents.
 pub const EDGES_PER_CHECK: usize = 5_000;

@@ -60,7 +60,7 @@ impl StoreError {
     }
 }
 
-/// Reason of a rejected write that callers are told.
+/// Reason of a rejected write, as callers see it.
 const DISK_FULL: &str = "the disk of the database is full; free some space";
 
 /// Description of a failure, with the database error that caused it. Cloning it shares the database error.

@@ -358,12 +358,12 @@ pub struct Counts {
 
 /// What has happened to jobs since the database exists. These numbers only grow.
 ///
-/// The counters of the states give most of them, so that submitting and completing a job counts nothing more for them.
+/// The counters of the states give most of them, so that submitting and completing a job needs no further counter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum JobTotal {
     Created = 0,
     Completed = 1,
-    /// Jobs that failed for good.
+    /// Jobs that failed permanently.
     Failed = 2,
     Cancelled = 3,
     /// Runs that a timeout ended, and jobs that expired.

@@ -202,15 +202,15 @@ pub fn empty_lanes(lanes: &[Lane], counts: &Counts) -> Vec<LaneId> {
     lanes.iter().map(|lane| lane.id).filter(|id| !used.contains(id)).collect()
 }
 
-/// Returns the lane that gets the counters of each of `gone`: another one of its queue, or [`NO_LANE`].
-pub fn heirs(lanes: &[Lane], gone: &[LaneId]) -> Vec<(LaneId, LaneId)> {
-    let gone: HashSet<LaneId> = gone.iter().copied().collect();
+/// Returns which lane takes over the counters of each lane in `deleted`: another lane of its queue, or [`NO_LANE`].
+pub fn successors(lanes: &[Lane], deleted: &[LaneId]) -> Vec<(LaneId, LaneId)> {
+    let deleted: HashSet<LaneId> = deleted.iter().copied().collect();
     let mut first: HashMap<&str, LaneId> = HashMap::new();
-    for lane in lanes.iter().filter(|lane| !gone.contains(&lane.id)) {
+    for lane in lanes.iter().filter(|lane| !deleted.contains(&lane.id)) {
         first.entry(&lane.queue).or_insert(lane.id);
     }
     let of = |lane: &Lane| (lane.id, first.get(lane.queue.as_str()).copied().unwrap_or(NO_LANE));
-    lanes.iter().filter(|lane| gone.contains(&lane.id)).map(of).collect()
+    lanes.iter().filter(|lane| deleted.contains(&lane.id)).map(of).collect()
 }
 
 fn index_of(name: LaneName) -> usize {
@@ -243,7 +243,7 @@ mod tests {
         counts.by_lane.insert((2, Tally::InFlight), 1);
         let lanes = [lane(1, "a", "x"), lane(2, "a", "y"), lane(3, "b", "x")];
         assert_eq!(empty_lanes(&lanes, &counts), [1, 3]);
-        assert_eq!(heirs(&lanes, &[1, 3]), [(1, 2), (3, NO_LANE)]);
+        assert_eq!(successors(&lanes, &[1, 3]), [(1, 2), (3, NO_LANE)]);
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub trait NodeStore: Send + Sync + 'static {
 
     /// Returns whether this node exports the figures of the whole database. Takes or renews the lease for that.
     ///
-    /// One node has the lease at a time. Another node gets it when the lease ends, or when the node that has it is gone.
+    /// One node has the lease at a time. Another node gets it when the lease ends, or when the node that has it has died.
     async fn metrics_lease(&self, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool>;
 
     /// Returns what each live node last reported, oldest node first.

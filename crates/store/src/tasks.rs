@@ -526,7 +526,7 @@ fn actor(input: &Input) -> String {
 /// The actor of what Faena does to a task on its own.
 pub const TASKS: &str = "system:tasks";
 
-/// Returns the event that tells a task about the end of a job.
+/// Returns the event that notifies a task of the end of a job.
 pub fn job_end(link: &TaskJob, end: JobEnd, now: Timestamp) -> TaskInput {
     let (name, payload) = match end {
         JobEnd::Completed { result } => {

@@ -70,7 +70,7 @@ pub struct WebhookTaken {
 pub struct Delivery {
     pub id: WebhookId,
     pub subject: WebhookSubject,
-    /// What it tells, for the header `X-Webhook-Event`.
+    /// Event type, for the header `X-Webhook-Event`.
     pub event: String,
     pub correlation_id: String,
     pub traceparent: Option<String>,

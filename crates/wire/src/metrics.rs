@@ -105,7 +105,7 @@ pub struct HistoryView {
     pub queue: Option<String>,
     pub total_created: u64,
     pub total_completed: u64,
-    /// Jobs that failed for good and were dead-lettered.
+    /// Jobs that failed permanently and were dead-lettered.
     pub total_failed: u64,
     pub total_cancelled: u64,
     /// Runs that did not start in time or ran too long, and jobs that expired.

@@ -38,7 +38,7 @@ type WebSocket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 /// Handlers wait when this many messages have not been taken.
 const MAX_MESSAGES: usize = 1_024;
 const MESSAGES_PER_TURN: usize = 256;
-/// After this many frames the task yields to the others.
+/// After this many frames the task yields to other tasks.
 const FRAMES_PER_TURN: usize = 512;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -115,7 +115,7 @@ impl From<tungstenite::Error> for Ended {
                 Ended::Rejected(rejection(status, delay, response.body().as_deref().unwrap_or_default()))
             }
             tungstenite::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                Ended::Lost("nothing listens there".into())
+                Ended::Lost("connection refused".into())
             }
             error => Ended::Lost(error.to_string()),
         }
@@ -225,7 +225,7 @@ impl<S: FusedFuture<Output = ()>> Driver<'_, S> {
         }
         match self.session.close_reason.take() {
             Some(CloseReason::Rejected(error)) => return Poll::Ready(Ended::Rejected(error)),
-            Some(CloseReason::Silence) => return Poll::Ready(Ended::Lost("the server is silent".into())),
+            Some(CloseReason::Silence) => return Poll::Ready(Ended::Lost("the server sent nothing in time".into())),
             None if is_over => return Poll::Ready(Ended::Done),
             None => {}
         }

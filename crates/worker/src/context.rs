@@ -181,7 +181,7 @@ impl Context {
         self.0.max_retries
     }
 
-    /// Returns `true` if the job fails for good when this attempt fails.
+    /// Returns `true` if the job fails permanently when this attempt fails.
     pub fn is_last_attempt(&self) -> bool {
         self.0.retry_count >= self.0.max_retries
     }

@@ -109,7 +109,7 @@ open_enum! {
         RetrySuccess = "retry_success",
         /// The job completed.
         Completed = "completed",
-        /// The job failed for good.
+        /// The job failed permanently.
         Failed = "failed",
         /// The run exceeded its timeout.
         Timeout = "timeout",
@@ -353,7 +353,7 @@ pub struct Job {
     pub queued_at: Option<Timestamp>,
     /// When its latest run started.
     pub started_at: Option<Timestamp>,
-    /// When it completed, failed for good or was cancelled.
+    /// When it completed, failed permanently or was cancelled.
     pub completed_at: Option<Timestamp>,
     /// When the next attempt is due, while it is [`Retrying`](JobState::Retrying).
     pub next_attempt_at: Option<Timestamp>,
@@ -409,7 +409,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns `true` if the job has completed, failed for good or been cancelled.
+    /// Returns `true` if the job has completed, failed permanently or been cancelled.
     ///
     /// A state that this version does not know counts as final if the server also says when the job ended.
     pub fn is_finished(&self) -> bool {

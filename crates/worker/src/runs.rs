@@ -26,7 +26,7 @@ pub(crate) struct Runs {
 struct ActiveRun {
     context: Context,
     /// `None` once it has passed. Also `None` if it had passed when the job arrived: then the clocks differ, and only the
-    /// server can tell.
+    /// server knows whether it has passed.
     deadline: Option<Instant>,
     /// `None` if the run is not cancelled, or was already logged.
     warn_at: Option<Instant>,

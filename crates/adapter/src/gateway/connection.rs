@@ -20,7 +20,7 @@ use crate::{task::TaskSnapshot, transport::http::task};
 
 /// How often the gateway asks whether a client is there.
 const PING_EVERY: Duration = Duration::from_secs(20);
-/// A client that sends nothing, not even an answer to a ping, for this long is gone.
+/// A client that sends nothing, not even an answer to a ping, for this long is disconnected.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
 /// How long a client may take to receive one message.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
@@ -66,7 +66,7 @@ impl Connection<'_> {
             match next {
                 Next::Received(Some(Ok(message))) => self.receive(message).await?,
                 Next::Received(_) => return Err(Closed),
-                Next::Update(task) => self.tell(&task, None).await?,
+                Next::Update(task) => self.send_update(&task, None).await?,
                 Next::Tick if self.last_seen.elapsed() > SILENCE_LIMIT => return Err(Closed),
                 Next::Tick => self.send(Message::Ping(Vec::new().into())).await?,
                 Next::Stop => return self.close(close_code::AWAY, "the gateway stops").await,
@@ -110,7 +110,7 @@ impl Connection<'_> {
             Err(reason) => Err(reason),
         };
         match done {
-            Ok(found) => self.tell(&found, Some(reference)).await,
+            Ok(found) => self.send_update(&found, Some(reference)).await,
             Err(reason) => self.send_json(&error(&reason, task.as_deref(), reference)).await,
         }
     }
@@ -142,10 +142,10 @@ impl Connection<'_> {
         }
     }
 
-    /// Sends what is new about a task. An answer is sent in any case.
-    async fn tell(&mut self, task: &TaskSnapshot, answer: Option<Option<&str>>) -> Result<(), Closed> {
-        let news = about(task, None);
-        if answer.is_none() && self.sent.get(&task.id) == Some(&news) {
+    /// Sends the current state of a task, unless the client already has it. The answer to a request is always sent.
+    async fn send_update(&mut self, task: &TaskSnapshot, answer: Option<Option<&str>>) -> Result<(), Closed> {
+        let update = about(task, None);
+        if answer.is_none() && self.sent.get(&task.id) == Some(&update) {
             return Ok(());
         }
         let message = about(task, answer.flatten());
@@ -157,7 +157,7 @@ impl Connection<'_> {
                 return Ok(());
             }
         } else {
-            self.sent.insert(task.id.clone(), news);
+            self.sent.insert(task.id.clone(), update);
         }
         self.send_json(&message).await
     }

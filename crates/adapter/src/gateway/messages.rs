@@ -29,7 +29,7 @@ pub fn parse(text: &str) -> (Result<Request, String>, Option<String>) {
 fn parse_request(message: &Value) -> Result<Request, String> {
     for name in message.as_object().into_iter().flatten().map(|(name, _)| name) {
         if !["tipo", "ref", "payload"].contains(&name.as_str()) {
-            return Err(format!("{name}: is not known"));
+            return Err(format!("{name}: unknown field"));
         }
     }
     let empty = Map::new();
@@ -46,12 +46,12 @@ fn parse_request(message: &Value) -> Result<Request, String> {
         _ => return Err("tipo: must be CREAR_TAREA, APROBAR_PLAN or SEGUIR_TAREA".into()),
     };
     if let Some(name) = payload.keys().find(|name| !known.contains(&name.as_str())) {
-        return Err(format!("payload.{name}: is not known"));
+        return Err(format!("payload.{name}: unknown field"));
     }
     let optional = |name: &str| match payload.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(format!("payload.{name}: must be a text")),
+        Some(_) => Err(format!("payload.{name}: must be a string")),
     };
     let text = |name: &str| optional(name)?.ok_or_else(|| format!("payload.{name}: is required"));
     let task = || {
@@ -142,10 +142,10 @@ mod tests {
             (r#"{"tipo":"BORRAR"}"#, "tipo: must be"),
             (r#"{"tipo":"CREAR_TAREA"}"#, "payload.prompt: is required"),
             (r#"{"tipo":"CREAR_TAREA","payload":7}"#, "payload: must be an object"),
-            (r#"{"tipo":"CREAR_TAREA","payload":{"prompt":1}}"#, "payload.prompt: must be a text"),
-            (r#"{"tipo":"CREAR_TAREA","payload":{"x":1}}"#, "payload.x: is not known"),
+            (r#"{"tipo":"CREAR_TAREA","payload":{"prompt":1}}"#, "payload.prompt: must be a string"),
+            (r#"{"tipo":"CREAR_TAREA","payload":{"x":1}}"#, "payload.x: unknown field"),
             (r#"{"tipo":"SEGUIR_TAREA","payload":{"taskId":"../x"}}"#, "payload.taskId: must be a UUID"),
-            (r#"{"tipo":"SEGUIR_TAREA","other":1}"#, "other: is not known"),
+            (r#"{"tipo":"SEGUIR_TAREA","other":1}"#, "other: unknown field"),
         ] {
             assert!(parse(text).0.is_err_and(|error| error.contains(part)), "{text}: {part}");
         }

@@ -54,7 +54,7 @@ pub struct Arguments {
     /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
-    /// Time between two looks at the progress of tasks that clients follow
+    /// Interval between progress checks of tasks that clients follow
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     progress: Duration,
 }

@@ -1,7 +1,7 @@
 //! Faena's own API: the event stream says that something changed, the task says what to do.
 //!
-//! A message is only a reason to look at its task, so a message that is lost, late or repeated changes nothing. All tasks are looked
-//! at whenever the stream begins, has a gap, and from time to time.
+//! A message only causes the service to read the task again, so a lost, late or repeated message does no harm. All tasks are read
+//! when the stream begins, after a gap, and at regular intervals.
 
 use std::{sync::Arc, time::Duration};
 
@@ -187,7 +187,7 @@ async fn handle<S: Service>(runner: &Arc<Runner<S>>, http: &Http, event: &Stream
         return reconcile(runner, http).await;
     }
     match TaskMessage::parse(event.event.as_deref().unwrap_or_default(), event.data.as_bytes()) {
-        Ok(message) if runner.answers_question(&message) => Ok(()),
+        Ok(message) if runner.answer_status_request(&message) => Ok(()),
         Ok(message) if runner.concerns(&message) => look(runner, http, &message.task).await,
         Ok(_) => Ok(()),
         Err(reason) => {
@@ -203,7 +203,7 @@ async fn reconcile<S: Service>(runner: &Arc<Runner<S>>, http: &Http) -> Result<(
     for state in runner.service.states() {
         for task in http.in_state(state).await? {
             seen.insert(task.id.clone());
-            runner.see(task);
+            runner.apply_snapshot(task);
         }
     }
     for task in runner.records.tasks() {
@@ -216,7 +216,7 @@ async fn reconcile<S: Service>(runner: &Arc<Runner<S>>, http: &Http) -> Result<(
 
 async fn look<S: Service>(runner: &Arc<Runner<S>>, http: &Http, id: &str) -> Result<(), Outage> {
     match http.task(id).await? {
-        Some(task) => runner.see(task),
+        Some(task) => runner.apply_snapshot(task),
         None => runner.forget(id),
     }
     Ok(())

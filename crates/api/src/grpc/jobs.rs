@@ -144,7 +144,7 @@ fn list_query(request: ListJobsRequest) -> String {
     ])
 }
 
-/// Returns the body of `POST /api/v1/jobs` for the same job. The payload is kept to the letter.
+/// Returns the body of `POST /api/v1/jobs` for the same job. The payload is stored unchanged.
 fn json(spec: JobSpec) -> String {
     let mut body = JsonBody::default();
     body.put("name", (!spec.name.is_empty()).then_some(spec.name));

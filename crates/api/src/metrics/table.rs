@@ -83,7 +83,7 @@ macro_rules! metrics {
 metrics! {
     JOBS_CREATED = "jobs_created", Counter, Cluster, [], "Jobs that were submitted";
     JOBS_COMPLETED = "jobs_completed", Counter, Cluster, [], "Jobs that completed";
-    JOBS_FAILED = "jobs_failed", Counter, Cluster, [], "Jobs that failed for good and were dead-lettered";
+    JOBS_FAILED = "jobs_failed", Counter, Cluster, [], "Jobs that failed permanently and were dead-lettered";
     JOBS_TIMED_OUT = "jobs_timed_out", Counter, Cluster, [],
         "Runs that did not start in time or ran too long, and jobs that expired";
     JOB_STATE_DURATION = "job_state_duration", Histogram, Node, ["state"],

@@ -137,7 +137,7 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
 
 /// Adds the fields of the jobs that a schedule creates.
 fn with_template(limits: &JobLimits, object: Object) -> Object {
-    let payload = about(any_object(), "Placeholders such as `{{due}}` in its texts are filled in for each job.");
+    let payload = about(any_object(), "Placeholders such as `{{due}}` in its strings are replaced for each job.");
     let object = object
         .optional(
             "jobName",
@@ -324,7 +324,7 @@ pub fn report_completion(_: &JobLimits) -> Value {
 
 pub fn report_failure(_: &JobLimits) -> Value {
     report()
-        .optional("error", about(json!({}), "A text, or any other JSON, which is kept as text."))
+        .optional("error", about(json!({}), "A string, or any other JSON, which is stored as a string."))
         .optional("retryable", with_default(boolean(), true))
         .optional("retryAfterMs", about(integer(0, u64::MAX), "Delay before the next attempt."))
         .build()
@@ -393,7 +393,7 @@ pub fn migration(_: &JobLimits) -> Value {
             "entry",
             with_default(about(one_of(["run", "skip"]), "Whether the entry actions of the new state run."), "run"),
         )
-        .optional("dryRun", with_default(about(boolean(), "Only says what would happen."), false))
+        .optional("dryRun", with_default(about(boolean(), "Only report what would happen."), false))
         .optional("perSecond", about(integer(1, 10_000), "Continues in the background, at this rate."))
         .build()
 }

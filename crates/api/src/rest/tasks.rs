@@ -223,7 +223,7 @@ fn parse_event(mut fields: Fields<'_>, task: TaskId) -> ApiResult<Event> {
     let known = ["taskId", "traceId", "timestamp", "originator"];
     for name in metadata.as_object().into_iter().flatten().map(|(name, _)| name) {
         if !known.contains(&name.as_str()) {
-            errors.push(FieldError::new(format!("metadata.{name}"), "is not known"));
+            errors.push(FieldError::new(format!("metadata.{name}"), "unknown field"));
         }
     }
     if metadata.get("taskId").is_some_and(|id| id.as_str() != Some(&task.to_string())) {
@@ -235,7 +235,7 @@ fn parse_event(mut fields: Fields<'_>, task: TaskId) -> ApiResult<Event> {
             text.clone()
         }
         Some(_) => {
-            errors.push(FieldError::new("metadata.traceId", "must be a text of 1 to 200 characters"));
+            errors.push(FieldError::new("metadata.traceId", "must be a string of 1 to 200 characters"));
             String::new()
         }
     };

@@ -1,6 +1,6 @@
 //! Limits the memory of everything that callers send and the server has not processed yet.
 //!
-//! The first [`FREE_BYTES`] of a request or message cost nothing, so a small one is never refused. What is larger takes
+//! The first [`FREE_BYTES`] of a request or message are not counted, so a small one is never refused. A larger one takes
 //! its further bytes from one budget of the process as they arrive, waits while the budget is used up, and is refused
 //! after [`MAX_WAIT`].
 
@@ -21,13 +21,13 @@ use faena_domain::ErrorCode;
 
 use crate::ApiError;
 
-/// Bytes of each request or message that cost nothing.
+/// Bytes of each request or message that are not counted.
 pub const FREE_BYTES: usize = 64 << 10;
-/// Bytes of path, query and headers that cost nothing.
+/// Bytes of path, query and headers that are not counted.
 pub const FREE_HEAD_BYTES: usize = 8 << 10;
-/// Bytes that one permit stands for.
+/// Bytes per permit of the semaphore.
 const STEP_BYTES: usize = 16 << 10;
-/// How long a request or message waits for others.
+/// How long a request or message waits for the budget.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Bytes that all requests of the process may occupy.
@@ -59,7 +59,7 @@ impl ByteBudget {
     }
 }
 
-/// What one request or message has taken. Dropping it gives everything back.
+/// The part of the budget that one request or message has taken. Dropping it returns that part.
 pub struct Charge {
     permits: PollSemaphore,
     held: Option<OwnedSemaphorePermit>,
@@ -92,7 +92,7 @@ impl Charge {
         let deadline =
             self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + MAX_WAIT)));
         ready!(deadline.as_mut().poll(cx));
-        // Leaves the queue, in which it would still take what others give back.
+        // Leaves the queue of the semaphore, in which it would still take released permits.
         self.permits = PollSemaphore::new(self.permits.clone_inner());
         self.deadline = None;
         Poll::Ready(Err(Exhausted))
@@ -103,13 +103,13 @@ impl Charge {
         std::future::poll_fn(|cx| self.poll_cover(cx, bytes)).await
     }
 
-    /// Gives everything back.
+    /// Returns everything to the budget.
     pub fn release(&mut self) {
         self.held = None;
         self.deadline = None;
     }
 
-    /// Returns whether something is taken.
+    /// Returns whether part of the budget is taken.
     pub fn is_held(&self) -> bool {
         self.held.is_some()
     }
@@ -127,11 +127,11 @@ struct Metered {
     /// Bytes that may be read before the next [`ReadMeter::consumed`], for peers that are not identified yet.
     max_bytes: Option<usize>,
     is_counting: bool,
-    /// Bytes that cost nothing.
+    /// Bytes that are not counted.
     free: usize,
 }
 
-/// Why a connection may not read on.
+/// Why a connection may not read more.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
 pub enum ReadRefused {
     #[error(transparent)]
@@ -153,7 +153,7 @@ impl ReadMeter {
         ReadMeter(Arc::new(Mutex::new(metered)))
     }
 
-    /// Makes room for the next bytes.
+    /// Waits until the next bytes may be read.
     pub fn poll_read(&self, cx: &mut Context<'_>) -> Poll<Result<(), ReadRefused>> {
         let mut metered = self.lock();
         if !metered.is_counting {
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(second.cover(FREE_BYTES + 1).await, Err(Exhausted));
         let mut third = Charge::new(&budget);
         let (covered, ()) = tokio::join!(third.cover(FREE_BYTES + 1), async { first.release() });
-        covered.expect("a request that waits gets what another gives back");
+        covered.expect("a waiting request gets what another returns");
         assert_eq!(budget.used(), STEP_BYTES);
         drop((second, third));
         assert_eq!(budget.used(), 0);

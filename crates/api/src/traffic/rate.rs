@@ -29,7 +29,7 @@ const EVICT_EVERY: usize = 10_000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestRate {
     pub per_second: NonZeroU32,
-    /// Requests that may come at once.
+    /// Requests that may arrive together.
     pub burst: NonZeroU32,
 }
 

@@ -1,4 +1,4 @@
-//! Dead letters, grouped by type and error, so that one cause can be handled at once.
+//! Dead letters, grouped by type and error, so that all jobs with one cause can be handled together.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Where events go: sinks, sources, inboxes, and the events that no sink would take.
+//! The events page: sinks, sources, inboxes, and events that a sink rejected.
 
 use askama::Template;
 use axum::{extract::Path, response::Response};

@@ -183,7 +183,7 @@ fn facts(t: &Texts, formats: Formats, job: &Job) -> String {
     facts.join(", ")
 }
 
-/// Returns the runs of a job, as its log tells them.
+/// Returns the runs of a job, according to its log.
 fn runs(t: &Texts, job: &Job) -> Vec<Run> {
     let mut runs: Vec<(Option<u64>, Run)> = Vec::new();
     let mut ready_at = job.created_at;

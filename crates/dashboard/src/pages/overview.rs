@@ -255,7 +255,7 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
     Page::new(t.overview, "/", &page)
 }
 
-/// Lists what needs a person now, each with a link to where it can be dealt with.
+/// Lists what needs a person now, each with a link to the page that resolves it.
 fn attention(viewer: &Viewer, data: &Data) -> Vec<Attention> {
     let (t, formats, base) = (viewer.texts(), viewer.formats(), viewer.base());
     let mut found = Vec::new();

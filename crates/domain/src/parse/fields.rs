@@ -108,7 +108,7 @@ impl<'a> Fields<'a> {
         self.take(name, Timestamp::EXPECTED)
     }
 
-    /// Takes a JSON object, kept to the letter.
+    /// Takes a JSON object, stored unchanged.
     pub fn object(&mut self, name: &str) -> Option<String> {
         let raw = self.raw(name)?;
         if !raw.get().starts_with('{') {

@@ -228,7 +228,7 @@ fn job_fields(limits: &JobLimits) -> Object {
             "name",
             about(text(255), "Display name. Without `type` it is also the type, and has at most 100 characters."),
         )
-        .optional("type", about(text(100), "Type of the job, by which workers are chosen."))
+        .optional("type", about(text(100), "Type of the job. It selects the workers."))
         .optional(
             "queue",
             with_default(about(text(100), "A queue exists as soon as it is named."), crate::DEFAULT_QUEUE),

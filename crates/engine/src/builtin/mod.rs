@@ -29,8 +29,8 @@ use crate::{
     nodes::{CurrentNode, Lease},
     recorder,
     reporter::Reporter,
+    run_outcome::decide_outcome,
     traces::{Tracer, traceparent_of},
-    verdict::judge,
     wakeups::Wakeups,
     workers::watch::timed_out,
 };
@@ -260,7 +260,7 @@ impl BuiltInWorker {
             _ => self.run_handler(&job).await,
         };
         let now = Timestamp::now();
-        let (outcome, lines) = judge(&job, result, now);
+        let (outcome, lines) = decide_outcome(&job, result, now);
         self.finish(&job, outcome, lines, now);
     }
 
@@ -288,7 +288,7 @@ impl BuiltInWorker {
     }
 
     /// Stores the start of a job before it runs. Returns `false` if the job must not run: this run no longer has it, or
-    /// the store is away.
+    /// the database is not available.
     async fn record_start(&self, job: &InFlightJob, now: Timestamp) -> bool {
         job.mark_recorded();
         let Some(update) = recorder::update(job, self.node.id(), RunUpdateKind::Started, now) else { return false };

@@ -13,7 +13,7 @@ use crate::{EngineError, in_flight::InFlightJob};
 
 /// How long a cancel call waits for the worker to stop before it answers.
 const CANCEL_WAIT: Duration = Duration::from_secs(2);
-/// How often a waiting cancel call looks for an end that another node reported.
+/// How often a waiting cancel call checks whether another node has reported the end.
 const CANCEL_POLL: Duration = Duration::from_millis(100);
 
 /// Result of a request to cancel a job.

@@ -112,7 +112,7 @@ pub struct Guardian {
     /// How often it had to act.
     pub actions: guardian::ActionCounts,
     pub(crate) due_checks: guardian::DueChecks,
-    /// When it next looks at the jobs of connected workers, in milliseconds.
+    /// When it next checks the jobs of connected workers, in milliseconds.
     pub(crate) next_check_at: AtomicI64,
 }
 

@@ -70,7 +70,7 @@ pub struct TimeSpent {
 
 /// Returns the message of an event.
 fn message(event: &StoredEvent, source: &str, body: SinkBody) -> Message {
-    // An event of a machine has the name that its author chose; services look for exactly that name.
+    // An event of a machine has the name that its author chose; services subscribe to exactly that name.
     let is_ours = EVENT_TYPES.contains(&event.kind.as_str());
     let (content_type, body) = match body {
         SinkBody::CloudEvent => (CloudEvent::CONTENT_TYPE, event.cloud_event(source).to_json()),
@@ -158,7 +158,7 @@ impl Relay {
         self.health.lock().outage.clone()
     }
 
-    /// Returns how many messages were passed to the sink and not confirmed. One that is tried again counts again.
+    /// Returns how many messages were passed to the sink and not confirmed. A retried message counts again.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }

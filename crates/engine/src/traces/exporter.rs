@@ -137,7 +137,7 @@ impl Exporter {
         }
     }
 
-    /// Waits until every span is sent, unless the collector is away.
+    /// Waits until every span is sent, unless the collector is not reachable.
     pub async fn wait_until_flushed(&self) {
         loop {
             self.wakeup.notify_one();

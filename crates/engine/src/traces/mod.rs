@@ -36,7 +36,7 @@ use exporter::Exporter;
 
 /// Longest time that a finished span waits for others before it is sent.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
-/// Attribute of the resource that tells the nodes apart.
+/// Resource attribute that distinguishes the nodes.
 const INSTANCE: &str = "service.instance.id";
 /// Retried runs whose earlier runs are looked up. More are dropped.
 const MAX_RETRIED: usize = 1_000;

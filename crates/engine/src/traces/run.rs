@@ -22,7 +22,7 @@ pub(crate) struct RunTrace {
 }
 
 impl Tracer {
-    /// Returns what to remember about a run that ends. `None`: its trace is not recorded.
+    /// Returns the data for the spans of a run that ends, or `None` if its trace is not recorded.
     pub(crate) fn run(&self, job: &InFlightJob) -> Option<Box<RunTrace>> {
         let parent = self.job_context(job.id(), job.claimed.options.traceparent.as_deref());
         parent.context.is_sampled().then(|| {

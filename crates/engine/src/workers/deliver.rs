@@ -40,7 +40,7 @@ impl Engine {
             }
         };
         if !self.holds_lease(now).await {
-            // Other nodes watch these workers and their jobs by now; the reports are fenced by the claims.
+            // From now on other nodes watch these workers and their jobs; a report of an older claim is rejected.
             return self.release_undelivered(&assignments, now);
         }
         for (worker, jobs) in assignments {

@@ -52,7 +52,7 @@ pub struct Workers {
     by_id: RwLock<HashMap<WorkerId, Arc<ConnectedWorker>>>,
     pub(crate) registration_locks: KeyLocks,
     wakeups: Wakeups,
-    /// Whether all connections are closed for good, because this server stops.
+    /// Whether all connections are closed and no new ones are accepted, because this server stops.
     is_closed: AtomicBool,
     /// Jobs that were sent to a worker and not accepted or not started.
     pub dispatch_failures: AtomicU64,

@@ -304,7 +304,7 @@ impl Engine {
         let is_own = |worker: &Arc<ConnectedWorker>| presented.is_some_and(|token| token.matches(&worker.token));
         let here = || self.workers.find_by_key(key).filter(polls).filter(is_own);
         if self.workers.is_closed() {
-            // The connections are closed for good; the worker's next call reaches another server, or this one restarted.
+            // This server accepts no connections any more; the worker's next call reaches another server, or this one restarted.
             return Err(EngineError::Stopping);
         }
         if presented.is_none() {

@@ -24,8 +24,8 @@ use crate::{
     nodes::CurrentNode,
     recorder,
     reporter::{Receipt, Reporter},
+    run_outcome::decide_outcome,
     traces::Span,
-    verdict::judge,
     wakeups::Wakeups,
 };
 
@@ -114,7 +114,7 @@ pub struct ReportHandler {
 /// How long a report about a job waits until the job's end is stored.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// Whether a report of a run that is over was to be expected.
+/// Whether a report of a run that has ended was expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lateness {
     Unexpected,
@@ -183,7 +183,7 @@ impl ReportHandler {
             if is_waiting && report.kind.is_end() && stored.await == Ok(true) {
                 return Ok(Ok(()));
             }
-            return self.judge_unknown(worker, &report, lateness, now).await;
+            return self.check_unknown(worker, &report, lateness, now).await;
         };
         let (run, name) = (job.run(), report.kind.name());
         if report.kind.is_end() {
@@ -366,15 +366,15 @@ impl ReportHandler {
                 return;
             }
         }
-        let rejection = match self.judge_unknown(worker, &report, lateness, now).await {
-            Ok(verdict) => verdict.err(),
+        let rejection = match self.check_unknown(worker, &report, lateness, now).await {
+            Ok(checked) => checked.err(),
             Err(_) => Some(Rejection::unavailable()),
         };
         worker.send([WorkerCommand::Ack(Ack { job_id: report.job_id, run: report.run, report: name, rejection })]);
     }
 
     /// Decides from the store whether a report repeats a stored end or is rejected, and logs a rejection.
-    async fn judge_unknown(
+    async fn check_unknown(
         &self,
         worker: &Arc<ConnectedWorker>,
         report: &Report,
@@ -385,12 +385,12 @@ impl ReportHandler {
             let message = "run: is required, because the job was received on another connection";
             return Ok(Err(Rejection::new(ErrorCode::ValidationError, message)));
         }
-        // An end that is not stored yet would be judged as a job in flight.
+        // Otherwise a job whose end is not stored yet would count as in flight.
         let _ = tokio::time::timeout(FLUSH, self.reporter.flushed_job(report.job_id)).await;
         let Some(job) = self.store.job_get(report.job_id).await? else {
             return Ok(Err(Rejection::new(ErrorCode::NotFound, format!("there is no job {}", report.job_id))));
         };
-        match judge_repeated(&job, report, &worker.key) {
+        match check_repeated(&job, report, &worker.key) {
             Err(rejection) if rejection.code == ErrorCode::StaleRun => {
                 let run = report.run.or(job.run).unwrap_or_default();
                 self.reject_stale(worker, job.id, run, report.kind.name(), lateness, now).await.map(Err)
@@ -403,7 +403,7 @@ impl ReportHandler {
         }
     }
 
-    /// Rejects a report of a run that is over, and adds it to the job's log.
+    /// Rejects a report of a run that has ended, and adds it to the job's log.
     async fn reject_stale(
         &self,
         worker: &ConnectedWorker,
@@ -420,7 +420,7 @@ impl ReportHandler {
         Ok(rejection)
     }
 
-    /// Rejects a report because the job has too much of it already.
+    /// Rejects a report because the job has reached a limit for such reports.
     fn reject_full(&self, worker: &ConnectedWorker, id: JobId, report: &'static str, reason: String) -> Rejection {
         let rejection = Rejection::new(ErrorCode::PayloadTooLarge, reason);
         tracing::warn!(job = %id, worker = worker.key, report, reason = rejection.message, "report rejected");
@@ -456,11 +456,11 @@ fn find_in_flight(worker: &ConnectedWorker, report: &Report) -> Option<Arc<InFli
 /// Returns the outcome of a run that ends with this report, and its last log lines.
 fn decide(worker: &ConnectedWorker, job: &InFlightJob, kind: ReportKind, now: Timestamp) -> (RunOutcome, Vec<LogLine>) {
     match kind {
-        ReportKind::Complete { result } => judge(job, Ok(result), now),
+        ReportKind::Complete { result } => decide_outcome(job, Ok(result), now),
         ReportKind::Fail(failure) if job.cancel_reason().is_some() => {
-            judge(job, Err(failure.with_reason(ErrorReason::Cancelled)), now)
+            decide_outcome(job, Err(failure.with_reason(ErrorReason::Cancelled)), now)
         }
-        ReportKind::Fail(failure) => judge(job, Err(failure), now),
+        ReportKind::Fail(failure) => decide_outcome(job, Err(failure), now),
         _ => {
             let text = format!("released by worker {}", worker.key);
             (RunOutcome::Released, vec![LogLine::new(now, LogEvent::Released, text)])
@@ -469,7 +469,7 @@ fn decide(worker: &ConnectedWorker, job: &InFlightJob, kind: ReportKind, now: Ti
 }
 
 /// Returns `Ok` if the report repeats what is stored, otherwise why it is rejected.
-fn judge_repeated(job: &JobView, report: &Report, key: &str) -> Result<(), Rejection> {
+fn check_repeated(job: &JobView, report: &Report, key: &str) -> Result<(), Rejection> {
     if let (Some(reported), Some(current)) = (report.run, job.run)
         && reported != current
     {

@@ -1,9 +1,9 @@
-//! Where everything of a drawing is.
+//! Computes the positions of everything in a drawing.
 //!
-//! The states stand in one column, in the order of the definition, the final ones last. An arrow to the state directly below is
+//! The states form one column, in the order of the definition, the final ones last. An arrow to the state directly below is
 //! a straight line; every other arrow leaves its state at the side, runs in a lane beside the column, and arrives at the side:
-//! on the right downwards, on the left upwards. Its label stands above its beginning, in a strip between the column and the
-//! lanes that no other line of that height crosses. So no label can meet another one, or a line.
+//! on the right downwards, on the left upwards. Its label is above its start, in a strip between the column and the
+//! lanes that no other line of that height crosses. So no label can overlap another label or a line.
 //!
 //! Arrows to the same state share a lane and their end.
 
@@ -22,7 +22,7 @@ const GAP: i32 = 30;
 const START: i32 = 30;
 const LINE_HEIGHT: i32 = LINE as i32;
 
-/// A state. That of a state with inner states is the frame around them, and its row is the head of the frame.
+/// The box of a state. A state with inner states has a frame around them; its row is the head of the frame.
 pub(super) struct Frame {
     pub state: StateIndex,
     pub name: String,
@@ -104,7 +104,7 @@ pub(super) fn layout(definition: &Definition, edges: &[Edge]) -> Layout {
     }
     place_rows(definition, &mut frames, &straight, &mut lanes);
     let names = frames.iter().map(|frame| frame.width + 2 * INSET * frame.depth);
-    // The label of a straight arrow stands right of the middle, inside the frames around both of its states.
+    // The label of a straight arrow is right of the middle, inside the frames around both of its states.
     let labels = straight.iter().map(|(from, lines)| {
         let depth = frames[*from].depth.min(frames[from + 1].depth);
         2 * (widest(lines) + 16 + INSET * depth)
@@ -224,7 +224,7 @@ fn widest(lines: &[String]) -> i32 {
     lines.iter().map(|line| width(line).ceil() as i32).max().unwrap_or_default()
 }
 
-/// Puts lanes that do not meet into the same slot, the short ones next to the column. Returns the number of slots.
+/// Puts lanes that do not overlap into the same slot, short ones next to the column. Returns the number of slots.
 fn assign_slots(lanes: &mut [Lane], side: Side) -> i32 {
     let span = |lane: &Lane| {
         let ends = lane.leaves.iter().chain([&lane.arrives]);
@@ -271,7 +271,7 @@ fn side_arrows(frames: &[Frame], lane: &Lane, sides: &Sides) -> Vec<Arrow> {
     // Sources are placed row by row, and `leaves` has their order.
     let mut rows: Vec<&(usize, Vec<String>)> = lane.from.iter().collect();
     rows.sort_by_key(|(row, _)| *row);
-    // The arrow that comes from farthest draws the lane; the others only lead into it.
+    // The longest arrow draws the whole lane; the others only join it.
     let (first, last) = (lane.leaves.iter().min(), lane.leaves.iter().max());
     let draws_lane = |y: &i32| match *y < lane.arrives {
         true => Some(y) == first,

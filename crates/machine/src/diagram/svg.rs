@@ -1,6 +1,6 @@
 //! A machine as an SVG drawing.
 //!
-//! The colours follow the reader's choice of light or dark. A page that contains the drawing can set them with the variables
+//! The colours follow the reader's light or dark colour scheme. A page that contains the drawing can set them with the variables
 //! `--machine-…`. The states that a task is in have the class `active`.
 
 use std::fmt::Write as _;
@@ -46,7 +46,7 @@ impl Definition {
              <rect class=\"back\" width=\"{width}\" height=\"{height}\" stroke=\"none\"/>\n",
             escape(&self.describe())
         );
-        // A frame stands before the states inside it, so that it is drawn below them.
+        // A frame comes before the states inside it, so that it is drawn below them.
         for frame in frames {
             self.draw_state(&mut svg, frame, active);
         }

@@ -36,11 +36,11 @@ pub(crate) enum Shape {
     Part(&'static str),
     /// One part, or a list of them.
     List(&'static str),
-    /// Parts by a name of the author's choice.
+    /// A map of parts; the author chooses their names.
     Named(&'static str),
 }
 
-/// What the keys of a map must have in common.
+/// Constraint on the combination of keys in a map.
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
     None,
@@ -50,7 +50,7 @@ pub(crate) enum Rule {
     OneOf(&'static [&'static str]),
     /// The keys of an action: at most one of `emit`, `job` and `llm`, and a job has a name.
     Action,
-    /// An action that does something.
+    /// An action with at least one key.
     WholeAction,
     /// `ends` only with `final`.
     State,

@@ -15,9 +15,9 @@ use crate::{
 /// States of one machine. The checks and drawings look at each pair of states.
 const MAX_STATES: usize = 500;
 
-/// Collects the names of all states, so that a target may stand further down in the text.
+/// Collects the names of all states, so that a target may be declared further down in the text.
 ///
-/// Returns `None` if there are too many, so that nothing looks at them.
+/// Returns `None` if there are too many, so that they are not processed.
 pub(super) fn collect<'a>(findings: &mut Findings, node: &'a Node, path: &str) -> Option<Names<'a>> {
     let mut names = Names::default();
     collect_into(&mut names, findings, node, path, None);

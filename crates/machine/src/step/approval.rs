@@ -70,12 +70,12 @@ impl Run<'_> {
         };
         self.notice("approval.requested", json!({"approval": published(&approval)}));
         self.task.approval = Some(approval);
-        self.tell_receivers("task.approval.requested");
+        self.notify_receivers("task.approval.requested");
         Ok(())
     }
 
-    /// Tells the receivers of the open approval what has happened to it.
-    pub(super) fn tell_receivers(&mut self, event: &'static str) {
+    /// Notifies the receivers of the open approval of a change.
+    pub(super) fn notify_receivers(&mut self, event: &'static str) {
         let Some(approval) = self.task.approval.as_ref().filter(|approval| !approval.webhooks.is_empty()) else {
             return;
         };
@@ -91,17 +91,17 @@ impl Run<'_> {
         }));
     }
 
-    /// Tells the receivers how the approval ended. They are told nothing afterwards.
-    pub(super) fn tell_end(&mut self, event: &'static str) {
-        self.tell_receivers(event);
+    /// Notifies the receivers how the approval ended. They get no further notices.
+    pub(super) fn notify_end(&mut self, event: &'static str) {
+        self.notify_receivers(event);
         if let Some(approval) = &mut self.task.approval {
             approval.webhooks.clear();
         }
     }
 
-    /// Closes the approval. Receivers that wait for its end are told that there will be no decision.
+    /// Closes the approval. Notifies receivers that wait for its end that there will be no decision.
     pub(super) fn close_approval(&mut self) {
-        self.tell_end("task.approval.withdrawn");
+        self.notify_end("task.approval.withdrawn");
         self.task.approval = None;
     }
 
@@ -164,7 +164,7 @@ impl Run<'_> {
         if is_granted || !approve {
             let kind = if approve { "approval.granted" } else { "approval.denied" };
             self.created.push(Event { payload, ..self.own_event(kind, actor) });
-            self.tell_end(if approve { "task.approval.granted" } else { "task.approval.denied" });
+            self.notify_end(if approve { "task.approval.granted" } else { "task.approval.denied" });
         }
     }
 }

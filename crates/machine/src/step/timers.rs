@@ -75,7 +75,7 @@ impl Run<'_> {
             TimerKind::Remind => {
                 let approval = self.task.approval.as_ref().map(published);
                 self.notice("approval.reminder", json!({"approval": approval}));
-                self.tell_receivers("task.approval.reminder");
+                self.notify_receivers("task.approval.reminder");
                 Ok(())
             }
             TimerKind::Escalate => {
@@ -87,7 +87,7 @@ impl Run<'_> {
                 let Some(target) = expiry.map(|expiry| expiry.to) else { return Ok(()) };
                 let event = self.own_event("approval.expired", ACTOR);
                 self.notice("approval.expired", json!({}));
-                self.tell_end("task.approval.expired");
+                self.notify_end("task.approval.expired");
                 self.go_to(&event, Some(index), target, Vec::new(), Some("no decision in time".into()))
             }
             TimerKind::Lifetime => Ok(()),
@@ -142,7 +142,7 @@ impl Run<'_> {
         self.record(&event, Outcome::Applied, None, Vec::new(), Some(format!("to {}", escalation.groups.join(", "))));
         let approval = self.task.approval.as_ref().map(published);
         self.notice("approval.escalated", json!({"approval": approval, "groups": escalation.groups}));
-        self.tell_receivers("task.approval.escalated");
+        self.notify_receivers("task.approval.escalated");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Says what a task waits for.
+//! Explains what a task waits for.
 
 use faena_domain::Timestamp;
 use schemars::JsonSchema;
@@ -69,11 +69,11 @@ fn awaited_events(definition: &Definition, task: &Task) -> Vec<String> {
 
 fn describe(kind: &TimerKind) -> String {
     match kind {
-        TimerKind::Silence => "its limit of silence ends".into(),
+        TimerKind::Silence => "its limit for silence ends".into(),
         TimerKind::NoProgress => "its limit without progress ends".into(),
         TimerKind::Total => "its time in this state ends".into(),
         TimerKind::Lifetime => "its lifetime ends".into(),
-        TimerKind::Poll => "it asks again".into(),
+        TimerKind::Poll => "it asks the service for its status".into(),
         TimerKind::Named(name) => format!("timer {name} fires"),
         TimerKind::Remind => "a reminder is sent".into(),
         TimerKind::Escalate => "the approval is escalated".into(),

@@ -1,4 +1,4 @@
-//! Webhooks about approvals: who is told, when, and what.
+//! Webhooks about approvals: who receives them, when, and with which content.
 
 use faena_domain::Timestamp;
 use faena_machine::{ApprovalNotice, Definition, Effect, Input, Outcome};

@@ -1,7 +1,7 @@
 //! Serves the router over HTTP/1 and HTTP/2, with or without TLS.
 //!
 //! One task accepts connections; each connection is a task of its own. A connection without a complete request is closed
-//! after `idle_timeout`, or earlier if a new connection needs its place, and one whose peer does not read after
+//! after `idle_timeout`, or earlier if a new connection needs its slot. A connection whose peer does not read is closed after
 //! `write_timeout`. The number of connections is limited in total and per address, so that one client cannot use up what
 //! the others need.
 
@@ -49,7 +49,7 @@ const MAX_STREAMS: u32 = 128;
 const HTTP2_WINDOW_BYTES: u32 = 128 << 10;
 /// How long the requests of an HTTP/2 connection that is closed may take to end.
 const HTTP2_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Buffer of an HTTP/1 connection for headers and for answers that are not sent.
+/// Buffer of an HTTP/1 connection for headers and for responses that are not sent yet.
 const HTTP1_BUFFER_BYTES: usize = 128 << 10;
 /// Largest set of headers of one request.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -64,7 +64,7 @@ pub struct HttpConfig {
     pub limits: ConnectionLimits,
     /// Longest time without a complete request header.
     pub idle_timeout: Duration,
-    /// Longest time in which a peer reads nothing of its answer.
+    /// Longest time a peer may take without reading any of its response.
     pub write_timeout: Duration,
     pub tls: Option<Arc<Tls>>,
 }
@@ -149,7 +149,7 @@ enum Transport {
     Tls(Box<tokio_rustls::server::TlsStream<TcpStream>>),
 }
 
-/// Looks at the first bytes without consuming them. `None`: the client has disconnected.
+/// Peeks at the first bytes. Returns `None` if the client has disconnected.
 async fn starts_http2(stream: &TcpStream) -> Option<bool> {
     let mut start = [0; HTTP2_PREFACE.len()];
     loop {
@@ -170,7 +170,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let tracked = permit.tracked();
-    // HTTP/2 limits by itself what it reads of headers.
+    // HTTP/2 has its own limit for headers.
     let meter = (!is_http2).then(|| ReadMeter::new(&shared.budget));
     let stream = ClientStream::new(stream, permit, meter.clone(), shared.config.write_timeout);
     let (evicted, served) = (tracked.clone(), async {
@@ -217,7 +217,7 @@ async fn serve_http1<S>(
     let io = TokioIo::new(AnswersInvalid::new(stream));
     let connection = builder.serve_connection(io, service).with_upgrades();
     tokio::pin!(connection);
-    // An error here is a client that disconnected, timed out or sent something else than HTTP.
+    // An error here is a client that disconnected, timed out or sent something other than HTTP.
     tokio::select! {
         _ = connection.as_mut() => return,
         () = shared.closing.cancelled() => connection.as_mut().graceful_shutdown(),

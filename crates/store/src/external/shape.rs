@@ -37,7 +37,7 @@ pub struct Statements {
 
 struct Column {
     kind: String,
-    /// Number of characters it can store.
+    /// Maximum length in characters.
     length: Option<i32>,
     is_generated: bool,
     can_update: bool,

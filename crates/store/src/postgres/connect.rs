@@ -98,7 +98,7 @@ fn connection_problem(error: &tokio_postgres::Error) -> Option<String> {
         ErrorKind::TimedOut => Some("no answer in time".to_owned()),
         // A failed lookup has neither a kind nor a number of its own.
         _ if io.raw_os_error().is_none() && io.to_string().contains("lookup") => {
-            Some("the host name is not known".to_owned())
+            Some("cannot resolve the host name".to_owned())
         }
         _ => None,
     }

@@ -13,7 +13,7 @@ use faena_domain::NewJob;
 use super::{Postgres, Shared, read};
 use crate::{
     Lane, LaneId, LaneStore, LaneUsage, Result, StoreError,
-    lanes::{LaneName, empty_lanes, heirs, too_many_lanes},
+    lanes::{LaneName, empty_lanes, successors, too_many_lanes},
     sql::sql,
 };
 
@@ -72,8 +72,8 @@ async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Ve
     let used: Vec<LaneId> = retired.iter().copied().filter(|id| !is_empty.contains(id)).collect();
     client.execute("UPDATE faena.lane SET retired = false, fence = NULL WHERE id = ANY($1)", &[&used]).await?;
     let deleted = delete(client, &lanes, limit).await?;
-    // In this order, so that each needs a transaction of its own: whoever saw the lane in use before it was retired has an id below the
-    // fence, which is read after the commit that retired it.
+    // In this order, so that each needs a separate transaction: a transaction that saw the lane in use before it was retired has an id below
+    // the fence, which is read after the commit that retired the lane.
     client
         .execute(
             "UPDATE faena.lane SET fence = pg_snapshot_xmax(pg_current_snapshot()) WHERE retired AND fence IS NULL",
@@ -100,17 +100,17 @@ async fn delete(client: &Object, lanes: &[Lane], limit: usize) -> Result<Vec<Lan
             &[&i64::try_from(limit).unwrap_or(i64::MAX)],
         )
         .await?;
-    let gone: Vec<LaneId> = rows.iter().map(|row| row.get(0)).collect();
-    if gone.is_empty() {
-        return Ok(gone);
+    let deleted: Vec<LaneId> = rows.iter().map(|row| row.get(0)).collect();
+    if deleted.is_empty() {
+        return Ok(deleted);
     }
-    let (from, to): (Vec<LaneId>, Vec<LaneId>) = heirs(lanes, &gone).into_iter().unzip();
+    let (from, to): (Vec<LaneId>, Vec<LaneId>) = successors(lanes, &deleted).into_iter().unzip();
     client
         .execute(
             "WITH removed AS (DELETE FROM faena.counter WHERE lane = ANY($1) RETURNING shard, lane, tally, n)
              INSERT INTO faena.counter AS c (shard, lane, tally, n)
-             SELECT min(r.shard), h.heir, r.tally, sum(r.n) FROM removed r JOIN unnest($1::int4[], $2::int4[]) AS h(lane, heir) USING (lane)
-             GROUP BY h.heir, r.tally HAVING sum(r.n) <> 0
+             SELECT min(r.shard), h.successor, r.tally, sum(r.n) FROM removed r JOIN unnest($1::int4[], $2::int4[]) AS h(lane, successor) USING (lane)
+             GROUP BY h.successor, r.tally HAVING sum(r.n) <> 0
              ON CONFLICT (shard, lane, tally) DO UPDATE SET n = c.n + excluded.n",
             &[&from, &to],
         )
@@ -119,15 +119,15 @@ async fn delete(client: &Object, lanes: &[Lane], limit: usize) -> Result<Vec<Lan
         .execute(
             "WITH removed AS (DELETE FROM faena.history_mark WHERE lane = ANY($1) RETURNING lane, measure, n)
              INSERT INTO faena.history_mark AS m (lane, measure, n)
-             SELECT h.heir, r.measure, sum(r.n) FROM removed r JOIN unnest($1::int4[], $2::int4[]) AS h(lane, heir) USING (lane)
-             GROUP BY h.heir, r.measure
+             SELECT h.successor, r.measure, sum(r.n) FROM removed r JOIN unnest($1::int4[], $2::int4[]) AS h(lane, successor) USING (lane)
+             GROUP BY h.successor, r.measure
              ON CONFLICT (lane, measure) DO UPDATE SET n = m.n + excluded.n",
             &[&from, &to],
         )
         .await?;
-    client.execute("DELETE FROM faena.key_queue WHERE lane = ANY($1)", &[&gone]).await?;
-    client.execute("DELETE FROM faena.lane WHERE id = ANY($1)", &[&gone]).await?;
-    Ok(gone)
+    client.execute("DELETE FROM faena.key_queue WHERE lane = ANY($1)", &[&deleted]).await?;
+    client.execute("DELETE FROM faena.lane WHERE id = ANY($1)", &[&deleted]).await?;
+    Ok(deleted)
 }
 
 /// Returns the lane of each job, and creates those that do not exist.
@@ -137,7 +137,7 @@ pub async fn lanes_of(shared: &Shared, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
     let mut last: Option<(LaneName, LaneId)> = None;
     for job in jobs {
         let name = LaneName::of(job);
-        // Neighbours are mostly equal.
+        // Consecutive jobs mostly have the same lane.
         let known = last.filter(|(last, _)| *last == name).map(|(_, id)| id).or_else(|| shared.lanes.id_of(name));
         match known {
             Some(id) => {

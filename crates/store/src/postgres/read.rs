@@ -83,7 +83,7 @@ pub async fn states_of(client: &Object, ids: &[JobId]) -> Result<HashMap<JobId, 
                  (SELECT w.state FROM faena.waiting w WHERE w.lane = j.lane AND w.state IN ({PENDING}, {RETRYING}) AND w.id = j.id LIMIT 1),
                  (SELECT e.state FROM faena.ended e WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id LIMIT 1),
                  (SELECT {PROCESSING}::int2 FROM faena.running u WHERE u.id = j.id),
-                 -- Handed to a worker that is not connected yet; looks only at what such workers hold.
+                 -- Claimed by a worker that is not connected yet; reads only the claims of such workers.
                  (SELECT {SCHEDULED}::int2 FROM faena.worker k JOIN faena.claim c ON c.owner = k.id
                   WHERE k.ended_at IS NULL AND k.state < {WORKER_READY} AND c.ids @> ARRAY[j.id]
                     AND NOT EXISTS (SELECT FROM faena.attempt a WHERE a.id = j.id AND a.run = c.run) LIMIT 1),

@@ -19,7 +19,7 @@ pub enum Frame {
     Whole,
     /// In a transaction that they end.
     Last,
-    /// In a transaction that goes on.
+    /// In a transaction that the caller continues.
     Inside,
 }
 

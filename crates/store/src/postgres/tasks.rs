@@ -244,7 +244,7 @@ impl Planned {
     }
 }
 
-/// Stores a task in a transaction that goes on.
+/// Stores a task in a transaction that the caller continues.
 pub async fn create_in(
     shared: &Shared,
     client: &Object,
@@ -326,7 +326,7 @@ async fn apply(shared: &Shared, calls: &[TimedInputs]) -> Result<Vec<Option<Task
     Ok(answers)
 }
 
-/// Applies inputs in a transaction that goes on, to those tasks that match `only`.
+/// Applies inputs to the tasks that match `only`, in a transaction that the caller continues.
 pub async fn apply_to(
     shared: &Shared,
     client: &Object,
@@ -418,17 +418,17 @@ async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now: Ti
     Ok(lanes)
 }
 
-/// Tells tasks about ended jobs, then fires timers. Two transactions: this one locks due tasks in no order, without waiting, and must
-/// not hold them while the other waits for its tasks.
+/// Notifies tasks of ended jobs, then fires timers. These are two transactions: firing locks due tasks in no order, without waiting,
+/// and must not hold them while notifying waits for its tasks.
 async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<TasksFired> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let told = tell_of_jobs(shared, limit, now).await?;
+    let notified = notify_of_ended_jobs(shared, limit, now).await?;
     let fired = fire_timers(shared, limit, now).await?;
-    let deadlines_missed = told.deadlines_missed + fired.deadlines_missed;
-    Ok(TasksFired { jobs: told.jobs, deadlines_missed, ..fired })
+    let deadlines_missed = notified.deadlines_missed + fired.deadlines_missed;
+    Ok(TasksFired { jobs: notified.jobs, deadlines_missed, ..fired })
 }
 
-async fn tell_of_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Result<TasksFired> {
+async fn notify_of_ended_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Result<TasksFired> {
     let client = shared.begin().await?;
     let mut after_commit = AfterCommit::default();
     let result = async {
@@ -492,7 +492,7 @@ const ENDED_JOBS: &str = sql!(
      RETURNING t.job, t.task, t.name, t.state, t.epoch, f.completed, f.result, f.error, f.reason"
 );
 
-/// Takes the links of ended jobs, and returns what to tell their tasks.
+/// Deletes the links to ended jobs, and returns the inputs for their tasks.
 async fn ended_jobs(client: &Object, limit: i64, now: Timestamp) -> Result<Vec<TaskInput>> {
     let statement = client.prepare_cached(ENDED_JOBS).await?;
     let rows = client.query(&statement, &[&limit]).await?;

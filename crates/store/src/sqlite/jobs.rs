@@ -1,4 +1,4 @@
-//! Verbs of jobs. Their statements are in the files named after what they do.
+//! Operations on jobs. Their SQL statements are in the modules that each operation calls.
 
 use async_trait::async_trait;
 use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};

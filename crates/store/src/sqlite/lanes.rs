@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension};
 use super::{Sqlite, read, writer::Tx};
 use crate::{
     Lane, LaneId, LaneStore, LaneUsage, Result,
-    lanes::{LaneName, empty_lanes, heirs, too_many_lanes},
+    lanes::{LaneName, empty_lanes, successors, too_many_lanes},
     sql::sql,
 };
 
@@ -47,8 +47,8 @@ fn reclaim(tx: &Tx, lanes: &[LaneId]) -> Result<usize> {
             empty.push(*lane);
         }
     }
-    for (lane, heir) in heirs(&tx.shared.lanes.all(), &empty) {
-        let execute = |sql: &str| tx.connection.prepare_cached(sql)?.execute((lane, heir));
+    for (lane, successor) in successors(&tx.shared.lanes.all(), &empty) {
+        let execute = |sql: &str| tx.connection.prepare_cached(sql)?.execute((lane, successor));
         execute(
             "INSERT INTO counter (lane, tally, n) SELECT ?2, tally, n FROM counter WHERE lane = ?1 AND n <> 0
              ON CONFLICT DO UPDATE SET n = n + excluded.n",

@@ -10,7 +10,7 @@ use crate::{
     outbox::{self, MAX_REPLAY_BATCH, MAX_REPUBLISHED, REPLAYED, due_at, partition_of},
 };
 
-/// Selects matching dead letters. SQLite: ids are passed as a JSON list of hex numbers.
+/// Selects matching dead letters. SQLite: ids are passed as a JSON array of hex numbers.
 pub const MATCHES: &str = "(?1 IS NULL OR d.sink = ?1) AND (?2 IS NULL OR d.event_type GLOB ?2) AND (?3 IS NULL OR d.aggregate_id = ?3)
     AND (?4 IS NULL OR d.moved_at >= ?4) AND (?5 IS NULL OR d.moved_at < ?5) AND (?6 IS NULL OR (d.resolved_at IS NOT NULL) = ?6)
     AND (?7 IS NULL OR d.id IN (SELECT unhex(value) FROM json_each(?7)))";

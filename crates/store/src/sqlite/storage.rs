@@ -44,7 +44,7 @@ impl Storage {
         self.failure().map(|cause| cause.to_string()).unwrap_or_default()
     }
 
-    /// Remembers an error of a write if it says something about the disk. Returns what to tell the callers.
+    /// Records a write error that means the disk is full or has failed. Returns the error for the callers.
     pub fn record(&self, cause: Cause) -> Cause {
         if cause.is_disk_full() {
             self.is_full.store(true, Ordering::Relaxed);

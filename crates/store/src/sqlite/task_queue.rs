@@ -63,7 +63,7 @@ impl TaskQueue {
             let result: Result<Answers> = results.next().unwrap_or_else(|| Err(lost()));
             tx.answer(move |commit| {
                 let result = commit.map_err(StoreError::Unavailable).and(result);
-                // The caller may be gone; its work is committed anyway.
+                // The caller may no longer wait; its work is committed anyway.
                 let _ = sender.send(result);
             });
         }

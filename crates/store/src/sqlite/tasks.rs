@@ -174,7 +174,7 @@ fn update_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
             id.0,
         ])?;
     } else {
-        // SQLite: writes the entries of every index whose columns a statement names, also if their values stay.
+        // SQLite: writes the entries of every index whose columns a statement names, even if their values do not change.
         let sql = "UPDATE task SET updated_at = ?, body = ?, events = ? WHERE id = ?";
         tx.connection.prepare_cached(sql)?.execute(params![updated_at, body, events, id.0])?;
     }
@@ -182,7 +182,7 @@ fn update_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the tasks of a batch in the cache. Must be the last act of a call that succeeds.
+/// Stores the tasks of a batch in the cache. Must be the last step of a call that succeeds.
 fn keep(tx: &Tx, batch: Batch) {
     let mut cache = tx.shared.task_cache.lock();
     for (id, ChangedTask { view, definition, body_bytes, .. }) in batch.tasks {
@@ -346,7 +346,7 @@ const ENDED_JOBS: &str = sql!(
          WHERE t.ended = 1 LIMIT ?"
 );
 
-/// Takes the links of ended jobs, and returns what to tell their tasks.
+/// Deletes the links to ended jobs, and returns the inputs for their tasks.
 fn ended_jobs(tx: &Tx, limit: usize, now: Timestamp) -> Result<Vec<TaskInput>> {
     let mut statement = tx.connection.prepare_cached(ENDED_JOBS)?;
     let rows = statement.query_map([limit as i64], |row| Ok((link(row)?, row_end(row)?)))?;

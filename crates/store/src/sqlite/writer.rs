@@ -46,7 +46,7 @@ const GROUP_WEIGHT: usize = 10_000;
 /// A call that writes more has a transaction of its own.
 const LARGE_WEIGHT: usize = 2_500;
 
-/// Whether the transaction can go on, or why it cannot.
+/// Whether the transaction can continue, or why it cannot.
 type Outcome = std::result::Result<(), Cause>;
 type Answer = Box<dyn FnOnce(Outcome) + Send>;
 /// Gets no transaction if that was lost before its turn. Returns the error of the database if the call failed with one.
@@ -318,7 +318,7 @@ impl Writer {
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
         let run = Box::new(move |tx: Option<&Tx>| {
-            // A caller that no longer waits was told that nothing was changed.
+            // A caller that no longer waits has already received an error that says nothing was changed.
             let result = tx.filter(|_| !sender.is_closed()).map(work);
             let kept = match &result {
                 Some(Ok(_)) => Kept::Yes,

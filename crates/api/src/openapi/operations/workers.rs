@@ -50,7 +50,7 @@ pub fn resume() -> Operation {
 
 pub fn connect() -> Operation {
     Operation::new(Tag::WorkerProtocol, "connectWorker", "Connect a worker over a WebSocket")
-        .about("The frames are JSON texts, see the worker protocol. The API key is in a header or in the `register` frame, and needs the scope `worker`.")
+        .about("The frames are JSON text, see the worker protocol. The API key is in a header or in the `register` frame, and needs the scope `worker`.")
         .answer(101, "The connection is a WebSocket now.", Content::Empty)
         .error(400, "The request is not an upgrade to a WebSocket.")
 }
@@ -91,7 +91,7 @@ fn report(id: &'static str, summary: &'static str) -> Operation {
     by_worker(id, summary)
         .path("job", uuid(), "Id of the job.")
         .ok::<Reported>("The report is stored.")
-        .conflict("The run is over, or another run has the job.")
+        .conflict("The run has ended, or another run has the job.")
 }
 
 fn plain_report(id: &'static str, summary: &'static str) -> Operation {

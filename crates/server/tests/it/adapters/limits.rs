@@ -110,7 +110,7 @@ async fn an_adapter_with_a_wrong_set_up_says_what_to_do() {
         ),
         (
             &["smith", "--workdir", "w", "--allow-repository", "/x", "--plan-command", "'x", "--code-command", "x"],
-            "has no end",
+            "is not closed",
         ),
         (&[&["smith"][..], &good, &["--transport", "rabbitmq"]].concat(), "FAENA_BROKER_URL is not set"),
         (&[&["smith"][..], &good, &["--url", "nonsense"]].concat(), "not a valid server URL"),

@@ -5,7 +5,11 @@ use faena_store::RunOutcome;
 
 use crate::in_flight::InFlightJob;
 
-pub fn judge(job: &InFlightJob, result: Result<Option<String>, Failure>, now: Timestamp) -> (RunOutcome, Vec<LogLine>) {
+pub fn decide_outcome(
+    job: &InFlightJob,
+    result: Result<Option<String>, Failure>,
+    now: Timestamp,
+) -> (RunOutcome, Vec<LogLine>) {
     let claimed = &job.claimed;
     let failure = match result {
         Ok(result) => {
