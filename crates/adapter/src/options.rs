@@ -22,13 +22,13 @@ pub struct ServiceArguments {
     /// Maximum number of commands that run concurrently
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     pub concurrency: u16,
-    /// Time between two heartbeats of a task; less than half the silence its machine allows
+    /// Heartbeat interval; less than half the silence that the machine allows
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub heartbeat: Duration,
-    /// Time between two readings of all tasks, which find work whose message was lost
+    /// Interval at which all tasks are read, to find work whose message was lost
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub reconcile: Duration,
-    /// Attempts at work that fails for a reason that may pass
+    /// Maximum number of attempts if work fails with a retryable error
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=20))]
     pub attempts: u32,
 }

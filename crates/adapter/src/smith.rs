@@ -25,7 +25,7 @@ The commands are lists of words, not shell text; quote a word with spaces, or wr
 They run in a git worktree of the task, read their request from standard input, and receive FAENA_TASK_ID, FAENA_PHASE (plan or
 code), FAENA_PROMPT_FILE, FAENA_PLAN_FILE, FAENA_FEEDBACK_FILE, FAENA_REPOSITORY and FAENA_BRANCH.
 The plan command writes the plan to standard output; the code command changes files.
-Exit code 0 is success, 65 a failure that another attempt cannot change, any other a failure that is tried again.
+Exit code 0 is success, 65 a failure without a retry, any other a failure that is retried.
 
 Example:
   faena adapter smith --workdir smith --allow-repository /srv/git \\

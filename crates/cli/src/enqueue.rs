@@ -46,7 +46,7 @@ pub struct Arguments {
     /// Reject the job while an unfinished job has the same key
     #[arg(long, value_name = "KEY")]
     unique_key: Option<String>,
-    /// Key whose jobs share a concurrency limit, 1 unless a limit says otherwise
+    /// Key whose jobs share a concurrency limit, 1 unless a limit is set
     #[arg(long, value_name = "KEY")]
     concurrency_key: Option<String>,
     /// URL to notify when the job finishes
@@ -58,7 +58,7 @@ pub struct Arguments {
     /// Return the existing job if the same one was submitted with this key
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Id shared by all jobs and events with the same cause [default: the job id]
+    /// Id that groups related jobs, tasks and events [default: the job id]
     #[arg(long, value_name = "ID")]
     correlation_id: Option<String>,
     /// Follow the job until it finishes

@@ -130,11 +130,11 @@ struct JobList {
     next_cursor: Option<String>,
     #[serde(default)]
     is_partial: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     sort_is_exact: bool,
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 

@@ -30,7 +30,7 @@ pub enum Command {
     Replay(Replay),
     /// Mark a rejected event as resolved, or all that match a filter
     #[command(
-        after_help = "Example:\n  faena outbox resolve 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10 --notes 'sent by hand'"
+        after_help = "Example:\n  faena outbox resolve 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10 --notes 'sent manually'"
     )]
     Resolve(Resolve),
     /// Republish events sent in a time range

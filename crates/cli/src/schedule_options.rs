@@ -29,7 +29,7 @@ pub struct ScheduleOptions {
     /// Display name of the jobs [default: the type]
     #[arg(long, value_name = "NAME")]
     job_name: Option<String>,
-    /// Payload, a JSON object or @FILE; its texts may use {{due}}, {{due.date}}, {{run}} and others
+    /// Payload, a JSON object or @FILE; its strings may use {{due}}, {{due.date}}, {{run}} and others
     #[arg(long, value_name = "JSON|@FILE")]
     payload: Option<String>,
     /// Priority: LOW, NORMAL, HIGH or CRITICAL [default: NORMAL]
@@ -47,7 +47,7 @@ pub struct ScheduleOptions {
     /// URL to notify when a job finishes
     #[arg(long, value_name = "URL")]
     webhook: Option<String>,
-    /// Key whose jobs share a concurrency limit, 1 unless a limit says otherwise
+    /// Key whose jobs share a concurrency limit, 1 unless a limit is set
     #[arg(long, value_name = "KEY")]
     concurrency_key: Option<String>,
     /// Tag of each job; repeat for several

@@ -72,7 +72,7 @@ pub struct Selection {
     /// Correlation id
     #[arg(long)]
     correlation_id: Option<String>,
-    /// Confirm that every task is meant
+    /// Confirm that the action applies to every task
     #[arg(long)]
     all: bool,
     #[command(flatten)]

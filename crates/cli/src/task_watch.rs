@@ -1,8 +1,8 @@
 //! Follows a task until it ends.
 //!
-//! The stream of events says when to look; what is printed are the records of the history, so that a lost connection loses none.
+//! The stream of events only signals that the task changed. The printed records come from its history, so a lost connection loses none.
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use faena_machine::{Record, Status};
 use serde::Deserialize;
@@ -12,39 +12,15 @@ use crate::{
     api::segment,
     output::print,
     tasks::{path, status},
+    watch::until_finished,
 };
 
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How many times in a row the stream may fail to open.
-const MAX_FAILURES: u32 = 30;
 /// Records per request.
 const PAGE: usize = 1_000;
 
 pub async fn watch(api: &Api, id: &str) -> Result<ExitCode, CommandError> {
     let mut follower = Follower { api, id, printed: 0 };
-    let mut failures = 0;
-    loop {
-        let asked = match follower.follow().await {
-            Ok(Some(Status::Completed)) => return Ok(ExitCode::SUCCESS),
-            Ok(Some(_)) => return Ok(ExitCode::FAILURE),
-            // The stream ended before the task, for example because the server restarts.
-            Ok(None) => {
-                failures = 0;
-                None
-            }
-            Err(error) if failures < MAX_FAILURES && is_temporary(&error) => {
-                failures += 1;
-                error.retry_after()
-            }
-            Err(error) => return Err(error),
-        };
-        tokio::time::sleep(RETRY_INTERVAL.max(asked.unwrap_or_default())).await;
-    }
-}
-
-/// Returns whether the server is unreachable, or asks to try again later.
-fn is_temporary(error: &CommandError) -> bool {
-    matches!(error, CommandError::Api(faena::Error::Unreachable { .. })) || error.retry_after().is_some()
+    until_finished(async || Ok(follower.follow().await?.map(|status| status == Status::Completed))).await
 }
 
 #[derive(Deserialize)]

@@ -37,7 +37,7 @@ pub enum Command {
     /// List the events that were published about a task
     #[command(after_help = "Example:\n  faena tasks events 018f3c5e-7b1a-7000-8000-0000000000aa --follow")]
     Events(Events),
-    /// Say what a task waits for
+    /// Explain what a task waits for
     #[command(after_help = "Example:\n  faena tasks why 018f3c5e-7b1a-7000-8000-0000000000aa")]
     Why(TaskArguments),
     /// Send an event to a task
@@ -60,7 +60,7 @@ pub enum Command {
     /// Cancel a task
     #[command(after_help = "Example:\n  faena tasks cancel 018f3c5e-7b1a-7000-8000-0000000000aa")]
     Cancel(TaskArguments),
-    /// Pause a task; its deadlines wait too
+    /// Pause a task and its timers
     #[command(after_help = "Example:\n  faena tasks pause 018f3c5e-7b1a-7000-8000-0000000000aa")]
     Pause(TaskArguments),
     /// Continue a paused task
@@ -108,7 +108,7 @@ pub struct List {
     /// Only tasks that wait for a decision
     #[arg(long)]
     approval: bool,
-    /// Number of tasks
+    /// Maximum number of tasks
     #[arg(long, default_value_t = 20)]
     limit: u32,
     #[command(flatten)]
@@ -157,7 +157,7 @@ pub struct Send {
     /// Payload as a JSON object
     #[arg(default_value = "{}")]
     payload: String,
-    /// Id of the event; the same id again changes nothing [default: a new one]
+    /// Id of the event; a repeated id has no effect [default: a new one]
     #[arg(long)]
     event_id: Option<String>,
     #[command(flatten)]
@@ -168,7 +168,7 @@ pub struct Send {
 pub struct Decide {
     /// Task id
     id: String,
-    /// Comment for others, and for the machine
+    /// Comment, shown in the history and passed to the machine
     #[arg(long)]
     comment: Option<String>,
     /// Hash of what you have read, as "faena tasks show" prints it; a changed subject is refused
@@ -234,7 +234,7 @@ struct Answer {
 
 #[derive(Deserialize)]
 struct Why {
-    summary: String,
+    state: String,
     reasons: Vec<Reason>,
 }
 
@@ -273,7 +273,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
             api.show(api.get(&path(&task.id, "/why")), explanation).await
         }
         Command::Send(send) => {
-            let api = Api::new(&send.connection)?;
+            let api = Api::new(&send.connection)?.with_options(&[("event", "EVENT"), ("type", "EVENT")]);
             let mut body = json!({"type": send.event, "payload": object(&send.payload, "the payload")?});
             if let Some(id) = send.event_id {
                 body["metadata"] = json!({"traceId": id});
@@ -466,5 +466,5 @@ fn events_table(list: &EventList) -> String {
 
 fn explanation(why: &Why) -> String {
     let reasons = why.reasons.iter().map(|reason| format!("- {}", reason.message));
-    std::iter::once(why.summary.clone()).chain(reasons).collect::<Vec<_>>().join("\n")
+    std::iter::once(why.state.clone()).chain(reasons).collect::<Vec<_>>().join("\n")
 }

@@ -18,12 +18,19 @@ const MAX_FAILURES: u32 = 30;
 
 pub async fn watch(api: &Api, id: &str) -> Result<ExitCode, CommandError> {
     let mut display = Display::new(api.json);
+    until_finished(async || Ok(follow(api, id, &mut display).await?.map(|state| state == JobState::Completed))).await
+}
+
+/// Follows a stream until `follow` returns whether what it watches completed. `None`: the stream ended before that, for example because
+/// the server restarts; then it is opened again.
+pub async fn until_finished(
+    mut follow: impl AsyncFnMut() -> Result<Option<bool>, CommandError>,
+) -> Result<ExitCode, CommandError> {
     let mut failures = 0;
     loop {
-        let asked = match follow(api, id, &mut display).await {
-            Ok(Some(JobState::Completed)) => return Ok(ExitCode::SUCCESS),
-            Ok(Some(_)) => return Ok(ExitCode::FAILURE),
-            // The stream ended before the job, for example because the server restarts.
+        let asked = match follow().await {
+            Ok(Some(true)) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(false)) => return Ok(ExitCode::FAILURE),
             Ok(None) => {
                 failures = 0;
                 None

@@ -1,4 +1,4 @@
-//! The pages for people: server-rendered HTML at `/`, live through server-sent events.
+//! The web dashboard: server-rendered HTML at `/`, kept up to date by server-sent events.
 //!
 //! A page gets its data from the REST API of the same process, with the credentials of its viewer (`call.rs`). So a page can
 //! show and do exactly what the API allows its viewer, and there is no second place that decides about access.

@@ -96,8 +96,8 @@ texts! {
 
     // Overview
     search_jobs: "Search jobs, tags, ids", "Buscar trabajos, etiquetas, ids";
-    needs_a_person: "Needs a person", "Requiere atención";
-    nothing_needs_you: "Nothing needs you right now.", "Ahora mismo no hay nada que requiera tu atención.";
+    needs_a_person: "Needs attention", "Requiere atención";
+    nothing_needs_you: "Nothing needs attention right now.", "Ahora mismo no hay nada que requiera tu atención.";
     oldest: "oldest", "más antiguo:";
     oldest_title: "Oldest", "Más antiguo";
     events_waiting: "events waiting", "eventos en espera";
@@ -239,10 +239,10 @@ texts! {
 
     // Schedules
     rule: "Rule", "Regla";
-    explanation: "In words", "En palabras";
-    next_run: "Next run", "Próxima vez";
-    last_run: "Last run", "Última vez";
-    runs: "Runs", "Veces";
+    explanation: "Description", "Descripción";
+    next_run: "Next run", "Próxima ejecución";
+    last_run: "Last run", "Última ejecución";
+    runs: "Runs", "Ejecuciones";
     new_schedule: "New schedule", "Nueva planificación";
     create_schedule: "Create schedule", "Crear planificación";
     cron_expression: "Cron expression", "Expresión cron";
@@ -252,12 +252,12 @@ texts! {
     no_schedules: "There are no schedules yet.", "Todavía no hay planificaciones.";
     next_runs: "Next runs", "Próximas ejecuciones";
     no_next_runs: "It does not run again.", "No se ejecutará más.";
-    tick_history: "What happened at each due time", "Qué pasó en cada momento previsto";
+    tick_history: "Due times and outcomes", "Horas previstas y resultados";
     due: "Due", "Prevista";
     outcome: "Outcome", "Resultado";
     not_fired_yet: "It has not fired yet.", "Todavía no se ha disparado.";
     misfire: "After an outage", "Tras una interrupción";
-    overlap: "While running", "Si aún se ejecuta";
+    overlap: "If still running", "Si aún se está ejecutando";
     trigger: "Run now", "Ejecutar ahora";
     enable: "Enable", "Activar";
     disable: "Disable", "Desactivar";
@@ -280,14 +280,14 @@ texts! {
     // Tasks
     task: "Task", "Tarea";
     machine: "Machine", "Máquina";
-    next_timer: "Next timer", "Próximo plazo";
+    next_timer: "Next timer", "Próximo temporizador";
     changed: "Changed", "Cambió";
-    no_approvals: "Nothing waits for a decision.", "Nada espera una decisión.";
+    no_approvals: "No task waits for a decision.", "Ninguna tarea espera una decisión.";
     no_tasks: "There are no tasks yet. Create one from a machine:", "Todavía no hay tareas. Crea una a partir de una máquina:";
     created_by: "created by", "creada por";
     created: "Created", "Creada";
     counters: "Counters", "Contadores";
-    waits_for: "Waits for", "Espera";
+    waits_for: "Waits for", "A la espera de";
     history: "History", "Historial";
     data: "Data", "Datos";
     machine_help: "the current state is highlighted", "el estado actual está resaltado";
@@ -315,7 +315,7 @@ texts! {
     failed: "failed", "fallidos";
     last_seen: "Last seen", "Última señal";
     no_workers: "There are no workers yet. Start one:", "Todavía no hay workers. Arranca uno:";
-    kind_of_worker: "Kind", "Clase";
+    kind_of_worker: "Kind", "Tipo";
     reason: "Reason", "Motivo";
     drain: "Drain", "Vaciar";
     cancel_drain: "Cancel drain", "Cancelar vaciado";
@@ -337,22 +337,22 @@ texts! {
     no_inputs: "There are no sources or inboxes.", "No hay fuentes ni buzones.";
     replay: "Replay", "Reenviar";
     resolve: "Resolve", "Resolver";
-    event_was_replayed: "The event is sent again.", "El evento se vuelve a enviar.";
+    event_was_replayed: "The event will be sent again.", "El evento se volverá a enviar.";
     event_was_resolved: "The event was resolved.", "El evento se ha resuelto.";
     receiver: "Receiver", "Receptor";
-    no_webhooks: "No webhooks. A job with a webhookUrl is announced there when it finishes.", "No hay webhooks. Cuando termina un trabajo con webhookUrl, se avisa a esa dirección.";
+    no_webhooks: "No webhooks. A job with a webhookUrl sends one when it finishes.", "No hay webhooks. Un trabajo con webhookUrl envía uno cuando termina.";
     not_sent_yet: "It has not been sent yet.", "Todavía no se ha enviado.";
     no_answer: "no answer", "sin respuesta";
-    time: "Time", "Momento";
+    time: "Time", "Hora";
     answer: "Answer", "Respuesta";
     duration: "Duration", "Duración";
     body: "Body", "Cuerpo";
     redeliver: "Redeliver", "Reenviar";
-    webhook_is_redelivered: "The webhook is delivered again.", "El webhook se vuelve a entregar.";
+    webhook_is_redelivered: "The webhook will be delivered again.", "El webhook se volverá a entregar.";
 
     // Trace, audit, keys, about
-    trace_help: "Enter a correlation id to see everything that carries it: jobs, tasks, webhooks, events.", "Introduce un id de correlación para ver todo lo que lo lleva: trabajos, tareas, webhooks, eventos.";
-    nothing_carries_this_id: "Nothing carries this id, or it has expired.", "Nada lleva este id, o ya ha caducado.";
+    trace_help: "Enter a correlation id to see everything that has it: jobs, tasks, webhooks, events.", "Introduce un id de correlación para ver los trabajos, tareas, webhooks y eventos que lo tienen.";
+    nothing_carries_this_id: "Nothing has this correlation id, or it has expired.", "No hay nada con este id de correlación, o ya ha caducado.";
     trace_is_cut: "Only the first 500 entries are shown.", "Solo se muestran las primeras 500 entradas.";
     actor: "Actor", "Autor";
     action: "Action", "Acción";
@@ -362,7 +362,7 @@ texts! {
     last_used: "Last used", "Último uso";
     revoked: "Revoked", "Revocada";
     expired: "Expired", "Caducada";
-    no_keys: "There are no API keys: every program on this machine may call. Create the first:", "No hay claves de API: cualquier programa de esta máquina puede acceder. Crea la primera:";
+    no_keys: "There are no API keys: every program on this machine has access. Create the first:", "No hay claves de API: cualquier programa de esta máquina puede acceder. Crea la primera:";
     new_key: "New key", "Clave nueva";
     shown_once: "Copy it now: it is not shown again.", "Cópiala ahora: no se volverá a mostrar.";
     create_key: "Create key", "Crear clave";
@@ -374,7 +374,7 @@ texts! {
     key_was_revoked: "The key was revoked.", "La clave se ha revocado.";
     loop_title: "Loop", "Bucle";
     handled: "Handled", "Procesados";
-    last_beat: "Last beat", "Última señal";
+    last_beat: "Last heartbeat", "Última señal";
     no_loops: "This server runs no loops.", "Este servidor no ejecuta bucles.";
     api_reference: "API reference", "Referencia de la API";
     checks: "Checks", "Comprobaciones";

@@ -59,12 +59,7 @@ impl Throughput {
     /// Returns how many runs end per second, and which part of them fails, or `None` if that is unknown.
     pub fn overall(&self, now: Timestamp) -> Option<Overall> {
         let samples = self.0.lock();
-        let first = samples.iter().find(|sample| now.ms_since(sample.at) <= KEEP_MS)?;
-        let last = samples.back()?;
-        let passed_ms = last.at.ms_since(first.at);
-        if passed_ms <= 0 {
-            return None;
-        }
+        let (first, last, passed_ms) = window(&samples, now)?;
         let ran = |sample: &Sample| sample.ran.values().sum::<i64>();
         let (ran, failed) = ((ran(last) - ran(first)).max(0), (last.failed - first.failed).max(0));
         let error_ratio = if ran == 0 { 0.0 } else { failed as f64 / ran as f64 };
@@ -74,15 +69,18 @@ impl Throughput {
     /// Returns how many runs of these lanes end per minute, or `None` if that is unknown.
     pub fn per_minute(&self, lanes: &[LaneId], now: Timestamp) -> Option<f64> {
         let samples = self.0.lock();
-        let first = samples.iter().find(|sample| now.ms_since(sample.at) <= KEEP_MS)?;
-        let last = samples.back()?;
-        let passed_ms = last.at.ms_since(first.at);
-        if passed_ms <= 0 {
-            return None;
-        }
+        let (first, last, passed_ms) = window(&samples, now)?;
         let ran = |sample: &Sample| lanes.iter().filter_map(|lane| sample.ran.get(lane)).sum::<i64>();
         Some((ran(last) - ran(first)).max(0) as f64 * 60_000.0 / passed_ms as f64)
     }
+}
+
+/// Returns the first and the last sample of about the last minute, and the milliseconds between them. `None`: there are fewer than two.
+fn window(samples: &VecDeque<Sample>, now: Timestamp) -> Option<(&Sample, &Sample, i64)> {
+    let first = samples.iter().find(|sample| now.ms_since(sample.at) <= KEEP_MS)?;
+    let last = samples.back()?;
+    let passed_ms = last.at.ms_since(first.at);
+    (passed_ms > 0).then_some((first, last, passed_ms))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Knows which child processes this process has started, and kills all others: orphans of programs whose guard was killed.
+//! Tracks the child processes that this process has started, and kills all others: orphans of programs whose guard was killed.
 
 use std::{
     collections::HashSet,
@@ -24,7 +24,7 @@ const ORPHAN_LIMIT: Duration = Duration::from_secs(5);
 /// Pause while killed processes have not ended yet.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A process that this process has started. While it exists, the process is not taken for an orphan.
+/// A process that this process has started. While this value exists, the process does not count as an orphan.
 #[derive(Debug)]
 pub struct KnownChild(u32);
 

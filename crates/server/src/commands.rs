@@ -51,7 +51,7 @@ enum Command {
         #[command(flatten)]
         arguments: doctor::Arguments,
     },
-    /// Ask the server of this machine for its health; exits with 1 if it is unhealthy or does not answer
+    /// Check the health of the server on this machine; exits with 1 if it is unhealthy or does not answer
     #[command(after_help = "Example:\n  faena health --live")]
     Health {
         #[command(flatten)]
@@ -62,7 +62,7 @@ enum Command {
     /// Benchmark Faena against the limits of this machine
     #[command(after_help = "Example:\n  faena bench --jobs 100000 --seconds 10")]
     Bench(bench::Arguments),
-    /// Manage event sinks and rejected events, or print the tables of your own outbox
+    /// Manage event sinks and rejected events, or print SQL for an outbox in your database
     Outbox {
         #[command(subcommand)]
         command: OutboxCommand,
@@ -85,7 +85,7 @@ enum Command {
         #[arg(value_enum)]
         page: reference::Page,
     },
-    /// Take part in coding tasks: make changes, test them, connect web pages
+    /// Run the services of coding tasks: make changes, test them, connect web pages
     Adapter {
         #[command(subcommand)]
         command: faena_adapter::Command,

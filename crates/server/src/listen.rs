@@ -32,7 +32,9 @@ impl Endpoint {
         let Endpoint { host, port, .. } = self;
         TcpListener::bind(&*self.addresses).await.map_err(|error| {
             let hint = match error.kind() {
-                std::io::ErrorKind::AddrInUse => format!("is another faena running? choose another with {}", self.hint),
+                std::io::ErrorKind::AddrInUse => {
+                    format!("another process uses it; choose another port with {}", self.hint)
+                }
                 _ => format!("check the address, and choose another port with {}", self.hint),
             };
             CannotStart::new(format!("cannot listen on {host}:{port}: {error}; {hint}")).into()

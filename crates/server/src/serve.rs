@@ -239,9 +239,10 @@ fn start_logging(config: &Config) {
         "fatal" => "error",
         level => level,
     };
-    // `trace` means Faena's own trace, not that of the libraries. The broker clients would log passwords and message bodies.
+    // `trace` means Faena's own trace, not that of the libraries. The broker clients would log passwords and message bodies, and the
+    // connection pool a line per connection in an outage, which Faena logs once.
     let filter = EnvFilter::new(format!(
-        "{level},hyper=info,h2=info,tokio_postgres=info,reqwest=info,rustls=info,lapin=off,async_nats=off"
+        "{level},hyper=info,h2=info,tokio_postgres=info,deadpool=error,reqwest=info,rustls=info,lapin=off,async_nats=off"
     ));
     let registry = tracing_subscriber::registry().with(filter);
     let result = if config.text("log.format") == "json" {

@@ -107,8 +107,8 @@ pub use tasks::{
 };
 pub use usage::UsageStore;
 pub use webhooks::{
-    Delivery, LOST_FORGIVEN, WebhookFilter, WebhookNext, WebhookResult, WebhookStore, WebhookTakeRequest, WebhookTaken,
-    host_of, without_query,
+    Delivery, EXTRA_ATTEMPTS, WebhookFilter, WebhookNext, WebhookResult, WebhookStore, WebhookTakeRequest,
+    WebhookTaken, host_of, without_query,
 };
 pub use workers::{
     ResumedJob, SweepResult, UnattendedJob, WorkerAdmitted, WorkerEnd, WorkerEntry, WorkerLost, WorkerStore,

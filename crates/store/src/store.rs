@@ -166,7 +166,7 @@ pub async fn open(url: &str, options: StoreOptions) -> Result<Arc<dyn Store>> {
         let path = path.strip_prefix("//").unwrap_or(path);
         if path.is_empty() || path.starts_with(":memory:") || path.starts_with("file:") {
             return Err(StoreError::Setup(
-                "DATABASE_URL does not name a file, and jobs must survive a crash; use sqlite:faena-data/faena.db"
+                "the database URL does not name a file, and jobs must survive a crash; use sqlite:faena-data/faena.db"
                     .into(),
             ));
         }
@@ -175,7 +175,7 @@ pub async fn open(url: &str, options: StoreOptions) -> Result<Arc<dyn Store>> {
         Ok(Arc::new(postgres::Postgres::open(url, options).await?))
     } else {
         Err(StoreError::Setup(
-            "DATABASE_URL is not valid; use sqlite:faena-data/faena.db or postgres://user:password@host/database"
+            "the database URL is not valid; use sqlite:faena-data/faena.db or postgres://user:password@host/database"
                 .into(),
         ))
     }

@@ -52,7 +52,7 @@ pub struct WebhookTakeRequest {
     pub per_host: usize,
     /// Hosts with a lower limit, or none.
     pub host_capacities: Vec<(String, usize)>,
-    /// Number of attempts allowed. A webhook whose senders die gets up to `LOST_FORGIVEN` more.
+    /// Number of attempts allowed. A webhook whose senders die gets up to `EXTRA_ATTEMPTS` more.
     pub allowed: u32,
     /// How long the sender has to report the outcome; then another attempt starts.
     pub lease_ms: i64,
@@ -117,8 +117,8 @@ pub struct WebhookFilter {
 /// Attempts of one webhook that are kept; the newest. A caller may redeliver it as often as it likes.
 pub const KEPT_ATTEMPTS: u32 = 100;
 
-/// Number of attempts without an outcome that are repeated beyond the allowed ones.
-pub const LOST_FORGIVEN: u32 = 3;
+/// Number of attempts without an outcome that are repeated in addition to the allowed attempts.
+pub const EXTRA_ATTEMPTS: u32 = 3;
 
 pub const LOST: &str = "no outcome was reported; it may have been delivered";
 
@@ -126,13 +126,13 @@ pub const LOST: &str = "no outcome was reported; it may have been delivered";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterLoss {
     SendAgain,
-    GiveUp,
+    Abandon,
 }
 
 impl AfterLoss {
     /// Decides by the attempts since the last redelivery, `lost` of them without an outcome.
     pub fn of(attempts: u32, lost: u32, allowed: u32) -> AfterLoss {
-        if attempts >= allowed && lost > LOST_FORGIVEN { AfterLoss::GiveUp } else { AfterLoss::SendAgain }
+        if attempts >= allowed && lost > EXTRA_ATTEMPTS { AfterLoss::Abandon } else { AfterLoss::SendAgain }
     }
 }
 
@@ -277,7 +277,7 @@ pub(crate) fn state_of(code: i16) -> Result<WebhookState> {
 /// Counting stops here.
 pub(crate) const COUNTED: i64 = 100_000;
 
-/// The states that are counted. Delivered webhooks are by far the most, and of no interest.
+/// The states that are counted. Delivered webhooks are the great majority, and are not counted.
 pub(crate) const COUNTED_STATES: [WebhookState; 3] =
     [WebhookState::Waiting, WebhookState::Sending, WebhookState::Failed];
 
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(AfterLoss::of(1, 1, 3), AfterLoss::SendAgain);
         assert_eq!(AfterLoss::of(3, 1, 3), AfterLoss::SendAgain);
         assert_eq!(AfterLoss::of(5, 3, 3), AfterLoss::SendAgain);
-        assert_eq!(AfterLoss::of(6, 4, 3), AfterLoss::GiveUp);
+        assert_eq!(AfterLoss::of(6, 4, 3), AfterLoss::Abandon);
         assert_eq!(AfterLoss::of(4, 4, 12), AfterLoss::SendAgain);
     }
 }

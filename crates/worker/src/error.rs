@@ -17,11 +17,11 @@ open_enum! {
         Unauthorized = "UNAUTHORIZED",
         /// The API key does not allow this; 403.
         Forbidden = "FORBIDDEN",
-        /// There is no such thing; 404.
+        /// The resource does not exist; 404.
         NotFound = "NOT_FOUND",
         /// The request conflicts with what is stored; 409.
         Conflict = "CONFLICT",
-        /// The report belongs to a run that is over: a later run has the job, or the job has finished; 409.
+        /// The report belongs to a run that has ended: a later run has the job, or the job has finished; 409.
         StaleRun = "STALE_RUN",
         /// The job is in a state that does not allow this; 409.
         InvalidTransition = "INVALID_TRANSITION",

@@ -1,4 +1,4 @@
-//! Tells connections about the tasks that they follow.
+//! Notifies connections of changes to the tasks that they follow.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ struct Follower {
     too_slow: CancellationToken,
 }
 
-/// One connection's side of the feed. Dropping it ends the following.
+/// The subscription of one connection. Dropping it ends the subscription.
 pub struct Subscription<'a> {
     feed: &'a Feed,
     follower: Follower,

@@ -1,6 +1,6 @@
 //! Actions on many tasks: `POST /tasks/bulk/…` and `POST /machines/:name/migrate`.
 //!
-//! They are bulk actions as those on jobs (`bulk.rs`): counted first, run in small transactions that store their progress, at a
+//! They are bulk actions like those on jobs (`bulk.rs`): counted first, run in small transactions that store their progress, at a
 //! rate if one is given, and continued by another node after a crash.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -326,7 +326,7 @@ fn version(fields: &mut Fields, name: &str) -> u32 {
     0
 }
 
-/// Says what a migration would do, and tries it on some tasks without changing them. Returns the newest task too.
+/// Returns what a migration would do, after trying it on some tasks without changing them, and the newest task.
 async fn plan(
     api: &Api,
     old: &Arc<Definition>,

@@ -1,4 +1,4 @@
-//! Submits a job, also as a changed copy of another, and edits one that has not started.
+//! Forms to submit a job, new or as a copy of another job, and to edit a job that has not started.
 
 use askama::Template;
 use axum::{
@@ -20,7 +20,7 @@ use crate::{
     viewer::Viewer,
 };
 
-/// The fields of the form. Text as the person typed it.
+/// The fields of the form, as the viewer typed them.
 #[derive(Deserialize, Default, Clone)]
 #[serde(default)]
 pub struct Fields {
@@ -143,7 +143,7 @@ pub async fn save_edit(
     }
 }
 
-/// Shows the form again with what the person typed and why it was rejected.
+/// Shows the form again with the submitted values and the error.
 fn again(viewer: &Viewer, id: Option<&str>, fields: &Fields, failure: Failure) -> Result<Response, Failure> {
     use axum::response::IntoResponse;
     if failure.needs_login() {

@@ -1,7 +1,7 @@
 //! The JSON Schema of the format, for editors.
 //!
-//! It is written in draft 7, which every editor knows. There a description beside `$ref` does not count, so references are
-//! wrapped in `allOf`.
+//! It uses draft 7, which every editor supports. Draft 7 ignores a description beside `$ref`, so references are wrapped in
+//! `allOf`.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use crate::job;
 
 /// Returns the JSON Schema of a definition.
 ///
-/// What the schema accepts can still have a fault that only [`crate::Definition::parse`] finds, such as a state that no
+/// A definition that the schema accepts can still have an error that only [`crate::Definition::parse`] finds, such as a state that no
 /// transition leads to.
 pub fn schema() -> Value {
     let mut parts: Map<String, Value> = OBJECTS.iter().map(|table| (table.name.to_owned(), object(table))).collect();
@@ -114,9 +114,9 @@ fn values() -> Map<String, Value> {
             "description": "An expression in CEL with the variables ctx, event, meta, task and now.",
             "type": ["string", "boolean"],
         },
-        "template": {"description": "A value of any form. Its texts are expressions in CEL."},
+        "template": {"description": "Any JSON value. Its strings are CEL expressions."},
         "values": {
-            "description": "Values by name. Their texts are expressions in CEL.",
+            "description": "Values by name. Their strings are CEL expressions.",
             "type": "object",
             "additionalProperties": part("template"),
         },

@@ -1,7 +1,7 @@
 //! Moves a task to another version of its machine.
 //!
 //! The task leaves its states without their exit actions and enters the mapped state of the other version. Its epoch grows, so that
-//! timers, approvals and jobs of before are stale. Data, history and age stay.
+//! earlier timers, approvals and jobs are stale. Data, history and age do not change.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,7 +27,7 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Returns the faults of the map: the name of the old state, and what is wrong.
+    /// Returns the errors in the map: the name of the old state, and what is wrong.
     pub fn check(&self, from: &Definition) -> Vec<(String, String)> {
         let mut faults = Vec::new();
         for (old, new) in &self.states {
@@ -41,7 +41,7 @@ impl Migration {
         faults
     }
 
-    /// Returns the state that a task in `state` moves to. The map of an inner state comes before that of the state around it.
+    /// Returns the state that a task in `state` moves to. The mapping of an inner state takes precedence over that of its parent.
     pub fn target(&self, state: &str) -> Result<StateIndex, String> {
         let mut names: Vec<&str> = state.split('.').collect();
         names.reverse();
@@ -52,7 +52,7 @@ impl Migration {
             .ok_or_else(|| format!("version {} has no state {target}; add {state} to the map", self.definition.version))
     }
 
-    /// Moves a task, or says why it stays as it is.
+    /// Moves a task, or returns why it cannot move.
     pub(super) fn apply(&self, from: &Definition, task: &Task, now: Timestamp) -> Step {
         let refuse = |reason: String| unchanged(task, Outcome::Rejected, Some(reason));
         if task.status.has_ended() {
@@ -73,7 +73,7 @@ impl Migration {
     }
 }
 
-/// A path of nested states means its last one.
+/// Returns the last state of a path of nested states.
 fn last(state: &str) -> &str {
     state.rsplit('.').next().unwrap_or(state)
 }

@@ -1,4 +1,4 @@
-//! Measures what the edge of the server costs: API keys, idle and busy connections, and one client that floods the others.
+//! Measures the cost of API keys and connections, idle and busy, and the effect of one flooding client on other clients.
 
 use std::{
     net::SocketAddr,

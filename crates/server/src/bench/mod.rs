@@ -66,7 +66,7 @@ pub struct Arguments {
     /// Measure only API keys, 10 000 idle and 1 000 busy connections, and a flooding client
     #[arg(long)]
     connections: bool,
-    /// Measure only an innocent client and the memory of the server while hostile clients attack it
+    /// Measure only a well-behaved client and the memory of the server while hostile clients attack it
     #[arg(long)]
     attacks: bool,
     /// Hostile connections for --attacks

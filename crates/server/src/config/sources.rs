@@ -120,7 +120,7 @@ fn check_pair(first: &SourceConfig, second: &SourceConfig) -> Result<(), Problem
     Ok(())
 }
 
-/// Rejects names that stand for two different things.
+/// Rejects a name that is used for two different things.
 fn check_distinct(mapping: &ExternalMapping) -> Result<(), Problem> {
     for (key, table) in [("processed_table", &mapping.processed_table), ("dead_table", &mapping.dead_table)] {
         if table.as_ref() == Some(&mapping.table) {

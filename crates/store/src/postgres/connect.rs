@@ -20,9 +20,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub fn parse(url: &str) -> Result<Config> {
     url.parse().map_err(|_| {
         // The message of the parser could contain the password.
-        StoreError::Setup(
-            "DATABASE_URL is not a valid address; write postgres://user:password@host:5432/database".into(),
-        )
+        StoreError::Setup("the database URL is not valid; write postgres://user:password@host:5432/database".into())
     })
 }
 
@@ -81,7 +79,7 @@ pub fn no_connection(error: PoolError) -> Cause {
 /// Returns the error of a database that the operator has to start or to configure.
 pub fn unusable(problem: &str) -> StoreError {
     StoreError::Setup(format!(
-        "cannot use the PostgreSQL database of DATABASE_URL: {problem}; check that it is running, and the host, user, password and database name"
+        "cannot use the PostgreSQL database: {problem}; check that it is running, and the host, user, password and database name"
     ))
 }
 

@@ -88,7 +88,7 @@ async fn check_server(client: &Object, now: Timestamp, findings: &mut Vec<Findin
     let row = cells(&client.query_one(sql, &[]).await?);
     let (version, clock, known) = (row[0].number(), row[1].number(), row[2].number() == 1);
     if !known {
-        return Err(no_database("the PostgreSQL database of DATABASE_URL"));
+        return Err(no_database("the PostgreSQL database"));
     }
     let schema = client.query_one("SELECT coalesce(max(version), 0) FROM faena.faena_schema", &[]).await?.get(0);
     if let Some(old) = check_schema(schema, "postgres")? {

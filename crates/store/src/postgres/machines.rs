@@ -29,7 +29,7 @@ async fn register_in(client: &Object, definition: &Definition, by: &str, now: Ti
         )
         .await?;
     if added == 1 {
-        // The built-in machines are part of the program, not the act of a caller.
+        // The built-in machines are part of the program; no caller registered them.
         if by != TASKS {
             audit::add(client, &machine_audit(definition, by), now).await?;
         }

@@ -1,4 +1,4 @@
-//! Claims: ready jobs become a claim.
+//! Claims ready jobs for workers.
 
 use std::collections::{BTreeSet, HashSet};
 

@@ -27,7 +27,7 @@ pub fn register(tx: &Tx, definition: &Arc<Definition>, by: &str, now: Timestamp)
         "INSERT INTO machine (name, version, hash, definition, created_at, created_by) VALUES (?, ?, ?, ?, ?, ?)",
         (&definition.machine, definition.version, &definition.hash, definition.source.to_string(), now.as_ms(), by),
     )?;
-    // The built-in machines are part of the program, not the act of a caller.
+    // The built-in machines are part of the program; no caller registered them.
     if by != TASKS {
         audit::add(tx, &machine_audit(definition, by), now)?;
     }

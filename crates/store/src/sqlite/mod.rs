@@ -202,7 +202,7 @@ fn lock_file(path: &Path) -> Result<fs::File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(StoreError::Setup(format!(
-            "{} is in use by another faena; stop that one, or give this one its own DATABASE_URL",
+            "{} is in use by another faena; stop that one, or choose another file with DATABASE_URL",
             path.display()
         ))),
         Err(fs::TryLockError::Error(e)) => Err(StoreError::Setup(format!("cannot lock {name}: {e}"))),
