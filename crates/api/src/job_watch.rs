@@ -7,10 +7,11 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
+use axum::body::Bytes;
 use faena_domain::{Event, EventKind, JobId, JobState, JobView, LogEntry, LogEvent, Timestamp};
 use faena_store::StoreError;
 use serde_json::value::RawValue;
@@ -29,6 +30,8 @@ pub struct JobWatches(Arc<Mutex<HashMap<JobId, watch::Sender<Arc<Snapshot>>>>>);
 /// A job at one moment.
 pub struct Snapshot {
     pub job: JobView,
+    /// The whole job as the data of a server-sent event. All watchers that begin with this snapshot share its memory.
+    whole: OnceLock<Bytes>,
     fields: Vec<(String, Field)>,
 }
 
@@ -62,8 +65,9 @@ enum SentField {
 pub struct Change {
     pub kind: EventKind,
     pub snapshot: Arc<Snapshot>,
-    /// The whole job in the first change, then its id, its status and what differs from the previous change.
-    pub json: String,
+    /// The data of a server-sent event: the whole job in the first change, then its id, its status and what differs from
+    /// the previous change.
+    pub data: Bytes,
 }
 
 impl JobWatches {
@@ -196,8 +200,23 @@ impl Snapshot {
             (name, field)
         });
         let fields = fields.collect();
-        Snapshot { job, fields }
+        Snapshot { job, whole: OnceLock::new(), fields }
     }
+
+    fn whole(&self) -> Bytes {
+        self.whole.get_or_init(|| event_data(&serde_json::to_string(&self.job).expect("a job is JSON"))).clone()
+    }
+}
+
+/// Returns JSON as the lines `data: …` of a server-sent event. Payloads are kept to the letter and can have several lines.
+fn event_data(json: &str) -> Bytes {
+    let mut text = String::with_capacity(json.len() + 8);
+    for line in json.split(['\n', '\r']) {
+        text.push_str("data: ");
+        text.push_str(line);
+        text.push('\n');
+    }
+    Bytes::from(text)
 }
 
 fn is_incomplete(entry: &LogEntry) -> bool {
@@ -298,11 +317,11 @@ impl JobWatcher {
         let state = snapshot.job.status;
         let is_progress = state == JobState::Processing && self.sent.as_ref().is_some_and(|sent| sent.state == state);
         let kind = if is_progress { EventKind::JobProgress } else { EventKind::of_state(state) };
-        let json = match &self.sent {
-            Some(sent) => sent.difference(&snapshot),
-            None => serde_json::to_string(&snapshot.job).expect("a job is JSON"),
+        let data = match &self.sent {
+            Some(sent) => event_data(&sent.difference(&snapshot)),
+            None => snapshot.whole(),
         };
         self.sent = Some(Sent::new(&snapshot));
-        Some(Change { kind, snapshot, json })
+        Some(Change { kind, snapshot, data })
     }
 }

@@ -32,7 +32,7 @@ pub use error::{ApiError, ApiResult};
 pub use metrics::{METRICS, Metric, MetricKind, MetricScope};
 pub use openapi::{document, operation::Operation};
 pub use routes::{DeclaredRoute, Needs, Routes};
-pub use traffic::{ByteBudget, Cors, ReadMeter, RejectReason, RequestRate, Traffic, TrafficConfig};
+pub use traffic::{ByteBudget, Charge, Cors, FREE_BYTES, ReadMeter, RejectReason, RequestRate, Traffic, TrafficConfig};
 
 use openapi::operations as docs;
 

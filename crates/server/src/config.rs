@@ -45,7 +45,7 @@ use toml::{
 pub use example::{example, sections};
 pub use keys::{KEYS, Key, Kind, UNUSED_VARIABLES};
 
-use crate::http::{ConnectionLimits, HttpConfig, Tls, TlsFiles};
+use crate::http::{Answers, ConnectionLimits, HttpConfig, Tls, TlsFiles};
 use file::{Entry, File, Located, in_file_order};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -294,6 +294,7 @@ impl Config {
             },
             idle_timeout: self.duration("server.idle_timeout"),
             write_timeout: self.duration("server.write_timeout"),
+            answers: Answers::new(self.size("server.unsent_bytes")),
             tls: self.tls_files()?.map(Tls::load).transpose()?,
         })
     }

@@ -5,10 +5,12 @@
 use std::{convert::Infallible, time::Duration};
 
 use axum::{
+    body::{Body, Bytes},
     extract::State,
-    response::sse::{Event as SseEvent, KeepAlive, Sse},
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
 };
-use futures_util::Stream;
+use futures_util::{StreamExt, stream};
 
 use crate::{
     Api, ApiResult,
@@ -16,14 +18,26 @@ use crate::{
     request::{Segment, parse_job_id},
 };
 
-pub async fn stream_job_events(
-    State(api): State<Api>,
-    Segment(id): Segment,
-) -> ApiResult<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>> {
+/// How often a stream without changes sends a comment, so that neither side takes the connection for dead.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Writes the events itself, because the event type of axum copies its data: the watchers of a large job share one copy.
+pub async fn stream_job_events(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Response> {
     let watcher = JobWatches::open(&api, parse_job_id(&id)?).await?;
-    let stream = futures_util::stream::unfold(watcher, |mut watcher| async move {
-        let change = watcher.next().await?;
-        Some((Ok(SseEvent::default().event(change.kind.as_str()).data(change.json)), watcher))
+    let events = stream::unfold(watcher, |mut watcher| async move {
+        let parts = match tokio::time::timeout(KEEP_ALIVE, watcher.next()).await {
+            Ok(change) => {
+                let change = change?;
+                let name = Bytes::from(format!("event: {}\n", change.kind.as_str()));
+                vec![name, change.data, Bytes::from_static(b"\n")]
+            }
+            Err(_) => vec![Bytes::from_static(b":\n\n")],
+        };
+        Some((stream::iter(parts.into_iter().map(Ok::<_, Infallible>)), watcher))
     });
-    Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
+    let mut response = Body::from_stream(events.flatten()).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    Ok(response)
 }

@@ -57,6 +57,11 @@ impl ByteBudget {
     pub fn used(&self) -> usize {
         self.bytes.saturating_sub(self.permits.available_permits().saturating_mul(STEP_BYTES))
     }
+
+    /// Returns the size of the whole budget.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// The part of the budget that one request or message has taken. Dropping it returns that part.
@@ -96,6 +101,19 @@ impl Charge {
         self.permits = PollSemaphore::new(self.permits.clone_inner());
         self.deadline = None;
         Poll::Ready(Err(Exhausted))
+    }
+
+    /// Takes what is missing for `bytes` in total, if nobody must wait for it. Returns whether it is covered.
+    pub fn try_cover(&mut self, bytes: usize) -> bool {
+        let needed = bytes.saturating_sub(FREE_BYTES).div_ceil(STEP_BYTES);
+        let missing = needed.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
+        let Ok(missing) = u32::try_from(missing) else { return false };
+        let Ok(permit) = self.permits.clone_inner().try_acquire_many_owned(missing) else { return false };
+        match &mut self.held {
+            Some(held) => held.merge(permit),
+            None => self.held = Some(permit),
+        }
+        true
     }
 
     /// Waits until `bytes` in total are covered.
@@ -223,6 +241,7 @@ mod tests {
         assert_eq!(budget.used(), 1 << 20);
         let mut second = Charge::new(&budget);
         second.cover(FREE_BYTES).await.expect("a small request takes nothing");
+        assert!(second.try_cover(FREE_BYTES) && !second.try_cover(FREE_BYTES + 1));
         assert_eq!(second.cover(FREE_BYTES + 1).await, Err(Exhausted));
         let mut third = Charge::new(&budget);
         let (covered, ()) = tokio::join!(third.cover(FREE_BYTES + 1), async { first.release() });

@@ -84,6 +84,13 @@ pub const KEYS: &[Key] = &[
         "Memory for requests and messages above 64 KiB that are received or processed; at least server.batch_bytes.",
     ),
     key(
+        "server.unsent_bytes",
+        "FAENA_SERVER_UNSENT_BYTES",
+        Kind::Number { min: 1_048_576, max: 64 << 30 },
+        "67108864",
+        "Memory for answers above 64 KiB that their clients have not read yet.",
+    ),
+    key(
         "server.max_streams",
         "FAENA_SERVER_MAX_STREAMS",
         Kind::Number { min: 1, max: 1_000_000 },

@@ -6,6 +6,7 @@
 //! the others need.
 
 mod admission;
+mod answers;
 mod descriptors;
 mod invalid;
 mod response;
@@ -29,14 +30,15 @@ use tokio::{
     time::MissedTickBehavior,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tower::ServiceExt;
 
 pub use admission::ConnectionLimits;
 use admission::{Admission, Permit, Tracked};
+pub use answers::Answers;
+use answers::{ConnectionAnswers, Unsent};
 pub use descriptors::raise_limit;
 use invalid::AnswersInvalid;
 use response::{ResponseBody, Unread};
-use stream::ClientStream;
+use stream::{ClientStream, Patience};
 pub use tls::{Tls, TlsFiles};
 
 /// Pause after a failed accept, for example because the process has no file descriptor left.
@@ -55,6 +57,8 @@ const HTTP1_BUFFER_BYTES: usize = 128 << 10;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// How long a client may take to answer a ping on an idle HTTP/2 connection.
 const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often an HTTP/2 connection is checked for answers that are not read.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Start of every HTTP/2 connection without TLS.
 const HTTP2_PREFACE: &[u8; 4] = b"PRI ";
 
@@ -66,6 +70,7 @@ pub struct HttpConfig {
     pub idle_timeout: Duration,
     /// Longest time a peer may take without reading any of its response.
     pub write_timeout: Duration,
+    pub answers: Answers,
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -172,7 +177,8 @@ where
     let tracked = permit.tracked();
     // HTTP/2 has its own limit for headers.
     let meter = (!is_http2).then(|| ReadMeter::new(&shared.budget));
-    let stream = ClientStream::new(stream, permit, meter.clone(), shared.config.write_timeout);
+    let patience = Patience { timeout: shared.config.write_timeout, answers: shared.config.answers.clone() };
+    let stream = ClientStream::new(stream, permit, meter.clone(), patience);
     let (evicted, served) = (tracked.clone(), async {
         if is_http2 {
             serve_http2(&shared, stream, peer, tracked).await;
@@ -192,20 +198,20 @@ async fn serve_http1<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let router = shared.router.clone();
+    let caller = Caller::new(shared, peer, tracked);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        let (router, guard, meter, tracked) = (router.clone(), tracked.begin(), meter.clone(), tracked.clone());
+        let (caller, guard, meter) = (caller.clone(), caller.tracked.begin(), meter.clone());
         async move {
             if let Some(meter) = &meter {
                 meter.stop();
                 request.extensions_mut().insert(meter.clone());
             }
-            let response = respond(router, request, peer, &tracked).await?;
+            let (response, unsent) = caller.respond(request).await;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                tracked.begin_forever();
+                caller.tracked.begin_forever();
                 return Ok::<_, std::convert::Infallible>(response);
             }
-            Ok(response.map(|body| Body::new(ResponseBody::http1(body, guard, meter))))
+            Ok(response.map(|body| Body::new(ResponseBody::http1(body, guard, meter, unsent))))
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
@@ -229,13 +235,14 @@ async fn serve_http2<S>(shared: &Shared, stream: ClientStream<S>, peer: SocketAd
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (router, unread, requests) = (shared.router.clone(), Unread::default(), tracked.clone());
+    let (caller, unread) = (Caller::new(shared, peer, tracked.clone()), Unread::default());
     let responses = unread.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (router, guard, tracked, unread) = (router.clone(), requests.begin(), requests.clone(), responses.clone());
+        let (caller, guard, unread) = (caller.clone(), caller.tracked.begin(), responses.clone());
         async move {
-            let response = respond(router, request, peer, &tracked).await?;
-            Ok::<_, std::convert::Infallible>(response.map(|body| Body::new(ResponseBody::http2(body, guard, &unread))))
+            let (response, unsent) = caller.respond(request).await;
+            let response = response.map(|body| Body::new(ResponseBody::http2(body, guard, &unread, unsent)));
+            Ok::<_, std::convert::Infallible>(response)
         }
     });
     let idle_timeout = shared.config.idle_timeout;
@@ -250,7 +257,8 @@ where
         .max_header_list_size(MAX_HEADER_BYTES as u32);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    let mut checks = tokio::time::interval(idle_timeout.min(shared.config.write_timeout) / 2);
+    let patience = Patience { timeout: shared.config.write_timeout, answers: shared.config.answers.clone() };
+    let mut checks = tokio::time::interval((idle_timeout.min(patience.timeout) / 2).min(CHECK_EVERY));
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -261,7 +269,7 @@ where
                 return;
             }
             _ = checks.tick() => {
-                if unread.is_stalled(shared.config.write_timeout) {
+                if unread.is_stalled(patience.now()) {
                     return;
                 }
                 // A peer that answers pings would otherwise keep its connection without a request for ever.
@@ -275,29 +283,42 @@ where
     let _ = tokio::time::timeout(HTTP2_CLOSE_TIMEOUT, connection).await;
 }
 
-async fn respond(
+/// The client of one connection.
+#[derive(Clone)]
+struct Caller {
     router: Router,
-    request: Request<Incoming>,
     peer: SocketAddr,
-    tracked: &Tracked,
-) -> Result<Response<Body>, std::convert::Infallible> {
-    if tracked.is_above_limit() && !request.uri().path().starts_with("/health") {
-        return Ok(overloaded());
-    }
-    let mut request = request.map(Body::new);
-    request.extensions_mut().insert(ConnectInfo(peer));
-    router.oneshot(request).await
+    tracked: Tracked,
+    answers: Answers,
+    connection: ConnectionAnswers,
 }
 
-/// Answer on a connection above the limit.
-fn overloaded() -> Response<Body> {
-    let body = r#"{"error":{"code":"UNAVAILABLE","message":"too many connections; try again","requestId":""}}"#;
+impl Caller {
+    fn new(shared: &Shared, peer: SocketAddr, tracked: Tracked) -> Caller {
+        let (router, answers) = (shared.router.clone(), shared.config.answers.clone());
+        Caller { router, peer, tracked, answers, connection: ConnectionAnswers::default() }
+    }
+
+    async fn respond(&self, request: Request<Incoming>) -> (Response<Body>, Option<Unsent>) {
+        if self.tracked.is_above_limit() && !request.uri().path().starts_with("/health") {
+            let mut response = unavailable("too many connections; try again");
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            return (response, None);
+        }
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(ConnectInfo(self.peer));
+        self.answers.handle(self.router.clone(), request, &self.connection).await
+    }
+}
+
+/// Answer to a request for which there is no room at the moment.
+fn unavailable(message: &str) -> Response<Body> {
+    let body = format!(r#"{{"error":{{"code":"UNAVAILABLE","message":"{message}","requestId":""}}}}"#);
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 

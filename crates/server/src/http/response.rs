@@ -16,11 +16,13 @@ use axum::body::{Body, Bytes, HttpBody};
 use faena_api::ReadMeter;
 use hyper::body::{Frame, SizeHint};
 
-use super::admission::RequestGuard;
+use super::{admission::RequestGuard, answers::Unsent};
 
 /// Largest part of a response that is passed to HTTP/2 at once. It would buffer a larger one whole, whether or not the
 /// peer reads.
 const PART_BYTES: usize = 16 << 10;
+/// Largest part of a large response that is passed to HTTP/1 at once. The rest is counted until it is passed on.
+const HTTP1_PART_BYTES: usize = 64 << 10;
 
 /// Responses of an HTTP/2 connection that wait for their peer to read, each with the time since when.
 #[derive(Clone, Default)]
@@ -49,17 +51,18 @@ pub struct ResponseBody {
     rest: Bytes,
     unread: Option<(Unread, u64)>,
     meter: Option<ReadMeter>,
+    unsent: Option<Unsent>,
     _request: RequestGuard,
 }
 
 impl ResponseBody {
-    pub fn http1(inner: Body, request: RequestGuard, meter: Option<ReadMeter>) -> ResponseBody {
-        ResponseBody { inner, rest: Bytes::new(), unread: None, meter, _request: request }
+    pub fn http1(inner: Body, request: RequestGuard, meter: Option<ReadMeter>, unsent: Option<Unsent>) -> ResponseBody {
+        ResponseBody { inner, rest: Bytes::new(), unread: None, meter, unsent, _request: request }
     }
 
-    pub fn http2(inner: Body, request: RequestGuard, unread: &Unread) -> ResponseBody {
-        let id = unread.0.next_id.fetch_add(1, Ordering::Relaxed);
-        ResponseBody { inner, rest: Bytes::new(), unread: Some((unread.clone(), id)), meter: None, _request: request }
+    pub fn http2(inner: Body, request: RequestGuard, unread: &Unread, unsent: Option<Unsent>) -> ResponseBody {
+        let unread = (unread.clone(), unread.0.next_id.fetch_add(1, Ordering::Relaxed));
+        ResponseBody { inner, rest: Bytes::new(), unread: Some(unread), meter: None, unsent, _request: request }
     }
 
     /// Returns the next part of a frame. It waits for the peer until the next part is asked for.
@@ -67,6 +70,8 @@ impl ResponseBody {
         if let Some((unread, id)) = &self.unread {
             self.rest = data.split_off(data.len().min(PART_BYTES));
             unread.lock().insert(*id, Instant::now());
+        } else if self.unsent.is_some() {
+            self.rest = data.split_off(data.len().min(HTTP1_PART_BYTES));
         }
         Frame::data(data)
     }

@@ -10,37 +10,59 @@ use std::{
 use faena_api::ReadMeter;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 
-use super::admission::Permit;
+use super::{admission::Permit, answers::Answers};
 
 /// What a peer must read in that time. A socket accepts more than this between two moments in which it is full, so only a
 /// peer that reads byte by byte stays below.
 const MIN_READ_BYTES: usize = 4 << 10;
 
+/// How long a peer may read nothing while others wait for its memory.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a peer may read nothing of its answer.
+pub struct Patience {
+    pub timeout: Duration,
+    pub answers: Answers,
+}
+
+impl Patience {
+    pub fn now(&self) -> Duration {
+        if self.answers.is_short() { self.timeout.min(SHORT_TIMEOUT) } else { self.timeout }
+    }
+}
+
+/// A peer that does not read.
+struct Stalled {
+    since: Instant,
+    /// How much it has read since.
+    bytes: usize,
+    next_check: Pin<Box<Sleep>>,
+}
+
 /// A stream with its permit: a WebSocket outlives the HTTP connection.
 pub struct ClientStream<S> {
     stream: S,
     meter: Option<ReadMeter>,
-    timeout: Duration,
-    /// Since when the peer has not read enough, and how much it has read since.
-    stalled: Option<(Pin<Box<Sleep>>, usize)>,
+    patience: Patience,
+    stalled: Option<Stalled>,
     _permit: Permit,
 }
 
 impl<S> ClientStream<S> {
-    pub fn new(stream: S, permit: Permit, meter: Option<ReadMeter>, timeout: Duration) -> ClientStream<S> {
-        ClientStream { stream, meter, timeout, stalled: None, _permit: permit }
+    pub fn new(stream: S, permit: Permit, meter: Option<ReadMeter>, patience: Patience) -> ClientStream<S> {
+        ClientStream { stream, meter, patience, stalled: None, _permit: permit }
     }
 
     /// Records how much a write accepted. Fails if the peer does not read.
     fn written(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match written {
             Poll::Ready(Ok(count)) => {
-                if let Some((_, total)) = &mut self.stalled {
-                    *total += count;
-                    if *total >= MIN_READ_BYTES {
+                if let Some(stalled) = &mut self.stalled {
+                    stalled.bytes += count;
+                    if stalled.bytes >= MIN_READ_BYTES {
                         self.stalled = None;
                     }
                 }
@@ -48,10 +70,19 @@ impl<S> ClientStream<S> {
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
-                let timeout = self.timeout;
-                let (deadline, _) = self.stalled.get_or_insert_with(|| (Box::pin(sleep(timeout)), 0));
-                ready!(deadline.as_mut().poll(cx));
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")))
+                let pause = self.patience.timeout.min(SHORT_TIMEOUT);
+                let stalled = self.stalled.get_or_insert_with(|| Stalled {
+                    since: Instant::now(),
+                    bytes: 0,
+                    next_check: Box::pin(sleep(pause)),
+                });
+                loop {
+                    ready!(stalled.next_check.as_mut().poll(cx));
+                    if stalled.since.elapsed() >= self.patience.now() {
+                        return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")));
+                    }
+                    stalled.next_check.as_mut().reset(Instant::now() + pause);
+                }
             }
         }
     }

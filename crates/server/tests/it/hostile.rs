@@ -69,6 +69,30 @@ async fn a_client_that_does_not_read_its_answer_is_disconnected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn clients_that_do_not_read_make_room_for_the_large_answers_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = [("FAENA_SERVER_UNSENT_BYTES", "1048576"), ("FAENA_SERVER_WRITE_TIMEOUT", "1h")];
+    let faena = Faena::start(folder.path(), &settings).await;
+    let id = faena.submit(json!({"name": "elsewhere", "payload": {"text": "x".repeat(900_000)}})).await;
+    let request = format!("GET /api/v1/jobs/{id} HTTP/1.1\r\nHost: localhost\r\n\r\n").repeat(20);
+    let mut hostile: Vec<TcpStream> = (0..3)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address(&faena)).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        })
+        .collect();
+    // Long before the timeout of an hour, because others wait for the memory.
+    for stream in &mut hostile {
+        eventually("the server closes the connection", async || is_closed(stream).then_some(())).await;
+    }
+    let (status, job) = faena.get(&format!("/api/v1/jobs/{id}")).await;
+    assert_eq!(status, 200);
+    assert_eq!(job["payload"]["text"].as_str().unwrap().len(), 900_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_http2_that_is_not_read_ends_its_connection() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[("FAENA_SERVER_WRITE_TIMEOUT", "1s")]).await;

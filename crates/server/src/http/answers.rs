@@ -1,0 +1,119 @@
+//! Limits the memory of answers that are not sent yet.
+//!
+//! An answer of up to 64 KiB costs nothing. A larger one takes its bytes from one budget of the process until its peer has
+//! read it. While the budget is used up, a request for such an answer waits without it and is handled again when there is
+//! room; the connections of peers that do not read are closed earlier than usual then. A connection whose previous answer
+//! was large asks for the room before its next request is handled, so a client that asks for many and reads none costs
+//! little.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use axum::{
+    Router,
+    body::{Body, HttpBody},
+    http::{Method, Request, Response},
+};
+use faena_api::{ByteBudget, Charge, FREE_BYTES};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower::ServiceExt;
+
+use super::unavailable;
+
+/// Requests without effect that are handled at the same time. What they read is in memory before its size is known.
+const READS: usize = 64;
+/// Requests without effect of one connection that are handled at the same time, or whose large answer is not sent.
+const READS_OF_CONNECTION: usize = 8;
+
+/// The answers of the process.
+#[derive(Clone)]
+pub struct Answers {
+    budget: ByteBudget,
+    reads: Arc<Semaphore>,
+}
+
+/// The answers of one connection.
+#[derive(Clone)]
+pub struct ConnectionAnswers {
+    reads: Arc<Semaphore>,
+    /// Size of the previous answer if it was large, otherwise 0.
+    previous: Arc<AtomicUsize>,
+}
+
+/// What a large answer occupies until it is sent.
+pub struct Unsent {
+    _charge: Charge,
+    _read: OwnedSemaphorePermit,
+}
+
+impl Default for ConnectionAnswers {
+    fn default() -> ConnectionAnswers {
+        ConnectionAnswers { reads: Arc::new(Semaphore::new(READS_OF_CONNECTION)), previous: Arc::default() }
+    }
+}
+
+impl Answers {
+    pub fn new(bytes: usize) -> Answers {
+        Answers { budget: ByteBudget::new(bytes), reads: Arc::new(Semaphore::new(READS)) }
+    }
+
+    /// Returns whether peers that do not read must make room for others.
+    pub fn is_short(&self) -> bool {
+        self.budget.used() > self.budget.bytes() / 4 * 3
+    }
+
+    /// Handles a request. Returns its answer, and what this occupies until it is sent.
+    pub async fn handle(
+        &self,
+        router: Router,
+        request: Request<Body>,
+        connection: &ConnectionAnswers,
+    ) -> (Response<Body>, Option<Unsent>) {
+        if request.method() != Method::GET || request.uri().path().starts_with("/health") {
+            return (call(router, request).await, None);
+        }
+        let read = connection.reads.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let mut charge = Charge::new(&self.budget);
+        if charge.cover(connection.previous.load(Ordering::Relaxed)).await.is_err() {
+            return (refused(), None);
+        }
+        let (parts, body) = request.into_parts();
+        let mut response = self.read(router.clone(), Request::from_parts(parts.clone(), body)).await;
+        let mut bytes = self.large_bytes(&response);
+        connection.previous.store(bytes, Ordering::Relaxed);
+        if !charge.try_cover(bytes) {
+            // Without the answer, waiting costs nothing. The request has no effect, so it can be handled again.
+            drop(response);
+            if charge.cover(bytes).await.is_err() {
+                return (refused(), None);
+            }
+            response = self.read(router, Request::from_parts(parts, Body::empty())).await;
+            bytes = self.large_bytes(&response);
+        }
+        (response, (bytes > 0).then_some(Unsent { _charge: charge, _read: read }))
+    }
+
+    async fn read(&self, router: Router, request: Request<Body>) -> Response<Body> {
+        let _read = self.reads.acquire().await.expect("the semaphore is never closed");
+        call(router, request).await
+    }
+
+    /// Returns the size of a large answer, at most the whole budget, otherwise 0. A stream has no size.
+    fn large_bytes(&self, response: &Response<Body>) -> usize {
+        let bytes = response.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
+        if bytes > FREE_BYTES { bytes.min(self.budget.bytes()) } else { 0 }
+    }
+}
+
+async fn call(router: Router, request: Request<Body>) -> Response<Body> {
+    match router.oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+fn refused() -> Response<Body> {
+    unavailable("too many large answers are not read by their clients; try again")
+}
