@@ -1,4 +1,4 @@
-//! What the smith and the sandbox have in common: they turn work into a result.
+//! The interface of the smith and the sandbox: they turn work into a result.
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,7 @@ pub trait Service: Send + Sync + 'static {
     /// It may be called again for the same record after a crash, so it first removes what an interrupted run left.
     async fn perform(&self, run: &mut Run<'_>) -> Result<(&'static str, serde_json::Value), Failure>;
 
-    /// Frees what it keeps for a task that has ended, apart from the task's folder.
+    /// Deletes what the service stores for a task that has ended, apart from the task's folder.
     async fn forget(&self, records: &Records, task: &str);
 }
 
@@ -50,7 +50,7 @@ impl Run<'_> {
 /// Why work has no result.
 #[derive(Debug, PartialEq)]
 pub enum Failure {
-    /// The task does not want it any more, or the program stops.
+    /// The task no longer waits for it, or the program stops.
     Cancelled,
     /// Another attempt may succeed.
     Retry(String),

@@ -1,4 +1,4 @@
-//! Turns what a request presents into the access it gets.
+//! Determines the access of a request from its credentials.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -16,7 +16,7 @@ pub struct Policy {
     pub trusted_header: Option<String>,
     /// Header in which a reverse proxy names the groups of that person, separated by commas.
     pub trusted_groups_header: Option<String>,
-    /// Addresses of reverse proxies whose headers are believed.
+    /// Addresses of reverse proxies whose headers are trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// Token of the worker processes that this server starts. It is created at start and never stored.
     pub own_token: Option<OwnToken>,
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_person_is_believed_from_a_trusted_proxy_only() {
+    fn a_person_is_accepted_from_a_trusted_proxy_only() {
         let mut policy = Policy { trusted_header: Some("x-user".into()), ..Policy::default() };
         let presented = Credentials { person: Some("ana"), ..from("10.0.0.7") };
         assert!(actor(policy.access(presented, &keys(), NOW)).starts_with("401"), "no proxy is trusted");

@@ -55,7 +55,7 @@ impl Delivery {
         }
     }
 
-    /// Gives a message that cannot be processed now back to the broker, which redelivers it soon.
+    /// Returns a message that cannot be processed now to the broker, which redelivers it soon.
     pub async fn requeue(self) -> Result<(), BrokerError> {
         match self.ack_handle {
             AckHandle::RabbitMq(handle) => handle.requeue().await,

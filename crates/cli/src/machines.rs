@@ -138,7 +138,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     }
 }
 
-/// Reads a definition. Of a file that is too large only so much is read that the parser refuses it.
+/// Reads a definition. Stops after `MAX_BYTES`, which the parser rejects as too large.
 fn read(file: &PathBuf) -> Result<String, CommandError> {
     let refuse =
         |error: &dyn std::fmt::Display| CommandError::Usage(format!("cannot read {}: {error}", file.display()));

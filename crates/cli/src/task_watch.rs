@@ -46,7 +46,7 @@ impl Follower<'_> {
     /// Prints what happens until the task or the stream ends. Returns how the task ended.
     async fn follow(&mut self) -> Result<Option<Status>, CommandError> {
         let mut stream = self.api.get(&format!("/api/v1/events?taskId={}", segment(self.id))).stream().await?;
-        // The stream is open, so nothing that happens after this look is missed.
+        // The stream is open, so nothing that happens after this read is missed.
         loop {
             if let Some(ended) = self.update().await? {
                 return Ok(Some(ended));

@@ -78,7 +78,7 @@ pub struct Create {
     /// Version of the machine [default: the newest]
     #[arg(long)]
     version: Option<u32>,
-    /// Title shown to people
+    /// Display title
     #[arg(long)]
     title: Option<String>,
     /// Correlation id [default: the id of the task]

@@ -1,4 +1,4 @@
-//! What follows an action: the page it came from, with the result in words.
+//! Returns to the page an action came from, with a message about its result.
 
 use axum::response::Response;
 use serde_json::Value;

@@ -1,11 +1,11 @@
-//! Writes numbers, times and durations for people.
+//! Formats numbers, times and durations for display.
 
 use askama::Template;
 use faena_domain::Timestamp;
 
 use crate::{markup::Markup, texts::Language};
 
-/// How one viewer reads numbers and times.
+/// Formatting rules of one viewer.
 #[derive(Clone, Copy)]
 pub struct Formats {
     pub language: Language,

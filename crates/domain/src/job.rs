@@ -299,7 +299,7 @@ pub struct JobView {
     pub queue: String,
     pub status: JobState,
     pub priority: Priority,
-    /// Input of the handler, stored to the letter.
+    /// Input of the handler, stored unchanged.
     #[schemars(with = "Map<String, Value>")]
     pub payload: Box<RawValue>,
     /// Retries after the first attempt.

@@ -18,7 +18,7 @@ pub struct Explanation {
     pub reasons: Vec<Reason>,
 }
 
-/// One reason: a code for programs, a message for people, and the facts behind both.
+/// One reason: a code for programs, a message for users, and the underlying facts.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Reason {
     pub code: String,

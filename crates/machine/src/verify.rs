@@ -7,7 +7,7 @@ use crate::{
     task::{Status, Task, Timer, TimerKind},
 };
 
-/// Returns what contradicts itself in a task, or its definition. Missing timers are not among it: [`with_timers`] adds them.
+/// Returns the contradictions within a task, or between it and its definition. Missing timers are not among them: [`with_timers`] adds them.
 pub fn faults(definition: &Definition, task: &Task) -> Vec<String> {
     let mut faults = path_faults(definition, task);
     let epochs: Vec<u64> = task.active.iter().map(|active| active.epoch).collect();

@@ -13,7 +13,7 @@ use crate::{
     doctor, health, keys, reference, serve,
 };
 
-/// Durable job server: nothing is lost, nothing is stuck, everything explains itself
+/// Durable job server and task orchestrator
 #[derive(Parser)]
 #[command(name = "faena", version, max_term_width = 110)]
 struct Cli {

@@ -1,7 +1,7 @@
 //! Frames between a worker and the server on a WebSocket: JSON objects with a `type`.
 //!
 //! One flat struct per direction; fields that a type does not use are absent. A tagged enum would parse each frame twice and
-//! could not keep payloads and results to the letter.
+//! could not keep payloads and results unchanged.
 
 use std::borrow::Cow;
 
@@ -61,7 +61,7 @@ pub struct WorkerFrame<'a> {
     /// `step`: steps in total, if the worker knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u32>,
-    /// `fail`: a string, or any other JSON, which is kept as text.
+    /// `fail`: a string, or any other JSON, which is stored as a string.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub error: Option<&'a RawValue>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

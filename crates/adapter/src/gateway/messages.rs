@@ -1,4 +1,4 @@
-//! The JSON of the front: `{tipo, ref, payload}` in, `{tipo, taskId, ref, payload}` out.
+//! JSON messages of web clients: requests `{tipo, ref, payload}`, and answers `{tipo, taskId, ref, payload}`.
 
 use serde_json::{Map, Value, json};
 

@@ -21,7 +21,7 @@ use crate::{
 
 /// Tasks per page of a list.
 const PAGE: usize = 100;
-/// Pages per state. What is beyond is found at the next look.
+/// Pages per state. Further tasks are found by the next reconciliation.
 const MAX_PAGES: usize = 100;
 
 pub struct Http {
@@ -158,7 +158,7 @@ async fn follow_once<S: Service>(
     loop {
         let event = tokio::select! {
             event = stream.next() => event,
-            // The first tick comes at once, but only after the stream has begun: nothing is missed between the two.
+            // The first tick comes immediately, but after the stream has begun, so nothing is missed between the two.
             _ = tick.tick(), if has_begun => {
                 reconcile(runner, http).await?;
                 continue;
@@ -183,12 +183,12 @@ async fn handle<S: Service>(runner: &Arc<Runner<S>>, http: &Http, event: &Stream
         return Ok(());
     }
     if event.event.as_deref() == Some("gap") {
-        tracing::warn!("events were deleted before they were read, looking at all tasks");
+        tracing::warn!("events were deleted before they were read, reading all tasks");
         return reconcile(runner, http).await;
     }
     match TaskMessage::parse(event.event.as_deref().unwrap_or_default(), event.data.as_bytes()) {
         Ok(message) if runner.answer_status_request(&message) => Ok(()),
-        Ok(message) if runner.concerns(&message) => look(runner, http, &message.task).await,
+        Ok(message) if runner.concerns(&message) => read_task(runner, http, &message.task).await,
         Ok(_) => Ok(()),
         Err(reason) => {
             tracing::warn!(reason, "event not readable");
@@ -197,7 +197,7 @@ async fn handle<S: Service>(runner: &Arc<Runner<S>>, http: &Http, event: &Stream
     }
 }
 
-/// Looks at every task that may wait for this service, and at those that it knows.
+/// Reads every task that may wait for this service, and those that it has records of.
 async fn reconcile<S: Service>(runner: &Arc<Runner<S>>, http: &Http) -> Result<(), Outage> {
     let mut seen = std::collections::HashSet::new();
     for state in runner.service.states() {
@@ -208,13 +208,13 @@ async fn reconcile<S: Service>(runner: &Arc<Runner<S>>, http: &Http) -> Result<(
     }
     for task in runner.records.tasks() {
         if !seen.contains(&task) {
-            look(runner, http, &task).await?;
+            read_task(runner, http, &task).await?;
         }
     }
     Ok(())
 }
 
-async fn look<S: Service>(runner: &Arc<Runner<S>>, http: &Http, id: &str) -> Result<(), Outage> {
+async fn read_task<S: Service>(runner: &Arc<Runner<S>>, http: &Http, id: &str) -> Result<(), Outage> {
     match http.task(id).await? {
         Some(task) => runner.apply_snapshot(task),
         None => runner.forget(id),

@@ -202,7 +202,7 @@ impl JsonBody {
         Value::Object(self.0).to_string().into_bytes()
     }
 
-    /// Writes the object, with `json` to the letter as the value of the field `name`.
+    /// Writes the object, with `json` unchanged as the value of the field `name`.
     ///
     /// A text that is not JSON becomes a string, which the parser rejects with the field's path.
     pub fn into_text(mut self, name: &str, json: &str) -> String {

@@ -342,7 +342,7 @@ pub fn task(_: &JobLimits) -> Value {
         .required("machine", about(text(100), "Name of the machine."))
         .optional("version", about(integer(1, 2_147_483_647), "Version. The newest if it is absent."))
         .optional("data", about(any_object(), "The data that the task starts with."))
-        .optional("title", about(text(200), "Title for people."))
+        .optional("title", about(text(200), "Display title."))
         .optional("correlationId", about(text(200), "Correlation id. The id of the task if it is absent."))
         .optional("tags", about(list(text(100), 0, 32), "Labels to search for."))
         .build()

@@ -53,7 +53,7 @@ impl Exchange<'_> {
         let known = content.iter().find(|(known, _)| given.split(';').next() == Some(known.as_str()));
         let (kind, content) = known.unwrap_or_else(|| panic!("{name}: the content type {given} is not documented"));
         if kind == "application/json" {
-            // A payload is returned to the letter, so it may have a number that no `Value` can hold.
+            // A payload is returned unchanged, so it may have a number that no `Value` can hold.
             let body: Value = match serde_json::from_str(self.text) {
                 Err(error) if error.to_string().starts_with("number out of range") => return,
                 body => body.unwrap(),

@@ -1,4 +1,4 @@
-//! This server: version, health, and the beats of its loops.
+//! The about page: version and health of this server, and the heartbeats of its loops.
 
 use askama::Template;
 use faena_domain::Timestamp;

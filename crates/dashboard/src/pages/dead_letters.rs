@@ -21,7 +21,7 @@ use crate::{
 const LIMIT: u64 = 50;
 /// Dead letters that are read to group them.
 const SAMPLE: u64 = 100;
-/// Characters of an error that make two errors the same.
+/// Errors with the same first characters are grouped.
 const ERROR_CHARS: usize = 120;
 
 #[derive(Deserialize)]

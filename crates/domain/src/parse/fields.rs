@@ -1,6 +1,6 @@
 //! Reads a JSON object field by field, so that every bad field is reported and not only the first one.
 //!
-//! Values stay as the caller wrote them until a field is read with its type: a payload passes through to the letter.
+//! Values stay as the caller wrote them until a field is read with its type: a payload passes through unchanged.
 
 use std::collections::BTreeMap;
 

@@ -233,10 +233,7 @@ fn job_fields(limits: &JobLimits) -> Object {
             "queue",
             with_default(about(text(100), "A queue exists as soon as it is named."), crate::DEFAULT_QUEUE),
         )
-        .optional(
-            "payload",
-            with_default(about(any_object(), "Input of the handler, stored to the letter."), json!({})),
-        )
+        .optional("payload", with_default(about(any_object(), "Input of the handler, stored unchanged."), json!({})))
         .optional("priority", with_default(priority(), Priority::default().as_str()))
         .optional("correlationId", about(text(255), "Default: that of the request, else the id of the job."));
     let jitter = json!({"anyOf": [{"type": "boolean"}, {"type": "number", "minimum": 0, "maximum": 1}]});

@@ -32,7 +32,7 @@ pub struct LlmConfig {
     pub max_prompt_bytes: usize,
     /// Most bytes of an answer.
     pub max_answer_bytes: usize,
-    /// How long the server may take for one answer, unless the job's own limit is shorter.
+    /// Time limit for one answer, unless the job's own limit is shorter.
     pub timeout: Duration,
     /// Tokens per day in UTC, of all nodes together. `None`: no limit.
     pub daily_tokens: Option<u64>,

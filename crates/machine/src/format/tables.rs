@@ -19,7 +19,7 @@ pub(crate) const DEFINITION: Object = Object {
     keys: &[
         required("machine", Part("name"), "Name of the machine."),
         required("version", Count, "Version of the machine. A registered version never changes."),
-        optional("title", Text, "Name for people."),
+        optional("title", Text, "Display name."),
         optional("description", Text, "What the machine is for."),
         optional(
             "input",
@@ -89,7 +89,7 @@ pub(crate) const STATE: Object = Object {
     name: "state",
     about: "A state of a task. Unless it is final it needs a way out, and a deadline or `forever`.",
     keys: &[
-        optional("title", Text, "Name for people."),
+        optional("title", Text, "Display name."),
         optional("description", Text, "What the task does or waits for in this state."),
         optional("initial", Part("stateName"), "Inner state that is entered with this one."),
         optional("states", Named("state"), "States inside this one. The inner state sees an event first."),

@@ -255,7 +255,7 @@ async fn idle(scratch: &mut Scratch, definition: &Arc<Definition>, report: &mut 
 /// Returns the milliseconds of processor time per second that an idle server and its database sessions use.
 async fn idle_cpu(url: &str) -> Result<f64> {
     let server = Server::start(url, &[])?;
-    // The server has started, recovered and looked at every task once.
+    // The server has started, recovered and read every task once.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let processes = [vec![server.0.id()], sessions(url).await?].concat();
     let used = || processes.iter().map(|id| processor_ms(*id)).sum::<f64>();

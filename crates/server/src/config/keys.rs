@@ -109,7 +109,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_SERVER_TRUSTED_PROXIES",
         Kind::Networks,
         "",
-        "Reverse proxies whose headers about the caller are believed.",
+        "Reverse proxies whose headers about the caller are trusted.",
     ),
     key(
         "server.base_path",
@@ -174,7 +174,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_CORS_ORIGINS",
         Kind::Origins,
         "",
-        "Web pages of other origins that may call; *: every page that sends an API key. Empty: none.",
+        "Web pages of other origins that may call the API; *: every page that sends an API key. Empty: none.",
     ),
     key(
         "cors.credentials",
@@ -430,7 +430,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_LLM_BASE_URL",
         Kind::Endpoint,
         "",
-        "OpenAI-compatible server for llm.chat jobs, such as https://api.example.com/v1. Empty: such jobs fail at once.",
+        "OpenAI-compatible server for llm.chat jobs, such as https://api.example.com/v1. Empty: such jobs fail immediately.",
     ),
     key(
         "llm.model",
@@ -451,28 +451,28 @@ pub const KEYS: &[Key] = &[
         "FAENA_LLM_MAX_TOKENS",
         Kind::Number { min: 1, max: 1_000_000 },
         "4096",
-        "Most tokens of one answer.",
+        "Maximum number of tokens of one answer.",
     ),
     key(
         "llm.max_prompt_bytes",
         "FAENA_LLM_MAX_PROMPT_BYTES",
         Kind::Number { min: 1, max: 16 << 20 },
         "262144",
-        "Most bytes of one prompt, with its system message.",
+        "Maximum size of one prompt with its system message, in bytes.",
     ),
     key(
         "llm.max_answer_bytes",
         "FAENA_LLM_MAX_ANSWER_BYTES",
         Kind::Number { min: 1_024, max: 16 << 20 },
         "1048576",
-        "Most bytes of one answer.",
+        "Maximum size of one answer, in bytes.",
     ),
     key(
         "llm.timeout",
         "FAENA_LLM_TIMEOUT",
         Kind::Duration,
         "5m",
-        "How long the server may take for one answer, unless the job's own limit is shorter.",
+        "Time limit for one answer, unless the job's own limit is shorter.",
     ),
     key(
         "llm.daily_tokens",
@@ -500,7 +500,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_TRACES_SAMPLE_RATIO",
         Kind::Ratio,
         "1",
-        "Share of the traces that begin in Faena and are recorded, from 0 to 1. A request with a traceparent decides itself.",
+        "Share of the traces that begin in Faena and are recorded, from 0 to 1. For a request with a traceparent, its sampled flag decides.",
     ),
     key(
         "traces.service_name",
@@ -577,7 +577,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_LIMITS_REQUESTS_PER_KEY_BURST",
         Kind::Limit { max: 10_000_000 },
         "none",
-        "Requests of one API key that may come at once; none: ten times the rate.",
+        "Burst size of one API key, in requests; none: ten times the rate.",
     ),
     key(
         "limits.requests_per_address",
@@ -591,6 +591,6 @@ pub const KEYS: &[Key] = &[
         "FAENA_LIMITS_REQUESTS_PER_ADDRESS_BURST",
         Kind::Limit { max: 10_000_000 },
         "none",
-        "Requests of one client address that may come at once; none: ten times the rate.",
+        "Burst size of one client address, in requests; none: ten times the rate.",
     ),
 ];

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use clap::{Arg, Command};
+use clap::{Arg, ArgAction, Command};
 
 use super::{escape_cell, generated_notice};
 
@@ -32,7 +32,9 @@ fn section(text: &mut String, path: &str, command: &Command) {
     let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage:").trim();
     let _ = write!(text, "```\n{usage}\n```\n");
-    let shown = |argument: &&Arg| !argument.is_hide_set() && !matches!(argument.get_id().as_str(), "help" | "version");
+    let shown = |argument: &&Arg| {
+        !argument.is_hide_set() && !matches!(argument.get_action(), ArgAction::Help | ArgAction::Version)
+    };
     let arguments: Vec<&Arg> = command.get_arguments().filter(shown).collect();
     if !arguments.is_empty() {
         text.push_str("| Argument | Description | Default |\n|---|---|---|\n");

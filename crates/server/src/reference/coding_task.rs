@@ -53,8 +53,8 @@ impl Page<'_> {
              cambio, que el entorno de pruebas lo compruebe, y devuelve un fallo como corrección.",
         ));
         self.line(self.say(
-            "[See a task through](../guides/tasks.md) explains machines in general.",
-            "[See a task through](../guides/tasks.md) explica las máquinas en general (en inglés).",
+            "[Orchestrate tasks](../guides/tasks.md) explains machines in general.",
+            "[Orchestrate tasks](../guides/tasks.md) explica las máquinas en general (en inglés).",
         ));
         self.line("");
         self.line(self.say(

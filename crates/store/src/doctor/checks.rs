@@ -100,7 +100,7 @@ const UNKNOWN: Code =
 pub(super) const FIX: &str = "run \"faena doctor --fix\"";
 pub(super) const SERVE: &str =
     "start a server (\"faena serve\"), which repairs this; if one is running, check its loops in /health/ready";
-pub(super) const BY_HAND: &str = "no automatic repair is safe: inspect the rows, and restore a backup if you need them";
+pub(super) const RESTORE: &str = "no automatic repair is safe: inspect the rows, and restore a backup if you need them";
 
 pub(super) const fn error(
     code: &'static str,
@@ -139,7 +139,7 @@ const CODES: &[Code] = &[
         "{x} of {y} combinations of queue, type and priority",
         "put ids into the payload instead of the names of types and queues; lanes without jobs are reclaimed",
     ),
-    error("lane-missing", "{lane is|lanes are} used by jobs but missing", "lane {x}", BY_HAND),
+    error("lane-missing", "{lane is|lanes are} used by jobs but missing", "lane {x}", RESTORE),
     error(
         "orphaned-rows",
         "{row belongs|rows belong} to a job, webhook or worker that does not exist",
@@ -154,7 +154,7 @@ const CODES: &[Code] = &[
         FIX,
     )
     .repaired("{counter|counters} recounted"),
-    error("job-unreadable", "{job has|jobs have} invalid options, which make claims fail", "{id}", BY_HAND),
+    error("job-unreadable", "{job has|jobs have} invalid options, which make claims fail", "{id}", RESTORE),
     error("claim-without-owner", "{claim has|claims have} no live owner", "run {x} of owner {id} ({y:jobs})", SERVE)
         .repaired("{job|jobs} released from dead owners"),
     warning(
@@ -176,9 +176,9 @@ const CODES: &[Code] = &[
         "worker-state",
         "{worker has|workers have} a state that contradicts {its|their} end",
         "{words} (state {x})",
-        BY_HAND,
+        RESTORE,
     ),
-    error("worker-history", "illegal {transition|transitions} of workers", "{words}", BY_HAND),
+    error("worker-history", "illegal {transition|transitions} of workers", "{words}", RESTORE),
     error("outbox-without-event", "{message|messages} in the outbox without an event", "event {x} of {id}", FIX)
         .repaired("{message|messages} without an event deleted from the outbox"),
     error(
@@ -202,8 +202,8 @@ const CODES: &[Code] = &[
     )
     .repaired("{job|jobs} scheduled for a check now"),
     warning("waiting-overdue", "{job is|jobs are} overdue", "{id} ({x:s} ago)", SERVE),
-    error("illegal-state", "{row has|rows have} an unknown state", "{words} of {id}: {x}", BY_HAND),
-    error("rule-illegal", "{setting|settings} of queues or limits {is|are} invalid", "{words}: {x}", BY_HAND),
+    error("illegal-state", "{row has|rows have} an unknown state", "{words} of {id}: {x}", RESTORE),
+    error("rule-illegal", "{setting|settings} of queues or limits {is|are} invalid", "{words}: {x}", RESTORE),
     error("run-behind", "run {number is|numbers are} in use but not assigned yet", "{x}, assigned up to {y}", FIX)
         .repaired("run {sequence|sequences} moved forward"),
     error("unique-key-held", "unique {key is|keys are} held by a finished job", "{words} ({id})", FIX)
@@ -212,16 +212,16 @@ const CODES: &[Code] = &[
         "attempts-missing",
         "{job has|jobs have} fewer recorded attempts than retries",
         "{id} ({x} retries, {y} recorded)",
-        BY_HAND,
+        RESTORE,
     ),
-    error("log-unreadable", "{log is|logs are} unreadable", "{words} of {id}", BY_HAND),
+    error("log-unreadable", "{log is|logs are} unreadable", "{words} of {id}", RESTORE),
     warning(
         "log-time",
         "{log goes|logs go} back in time by more than clocks may differ",
         "{words} of {id}",
         "compare the clocks of the servers",
     ),
-    warning("log-incomplete", "{log is|logs are} incomplete", "{words} of {id}", BY_HAND),
+    warning("log-incomplete", "{log is|logs are} incomplete", "{words} of {id}", RESTORE),
     error("key-missing", "ready {job|jobs} without a key in a keyed lane, or with a key in another lane", "{id}", FIX)
         .repaired("{key|keys} set"),
     error(
@@ -269,7 +269,7 @@ const CODES: &[Code] = &[
         "{id} of {words}",
         "expected if \"retention\" is shorter than an hour; otherwise inspect the rows",
     ),
-    error("due-twice", "{job was|jobs were} created for a due time that already had one", "{id} ({words})", BY_HAND),
+    error("due-twice", "{job was|jobs were} created for a due time that already had one", "{id} ({words})", RESTORE),
     error("schema-old", "", "", "run \"faena migrate\", or start a server of this version"),
     // Configuration of PostgreSQL.
     error("postgres-old", "", "", "upgrade to PostgreSQL 13 or newer"),

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{
     Cell, Collector, Dialect,
-    checks::{BY_HAND, Code, FIX, SERVE, error, warning},
+    checks::{Code, FIX, RESTORE, SERVE, error, warning},
 };
 use crate::tasks::{status_text, to_text};
 
@@ -21,22 +21,22 @@ pub(super) const CODES: &[Code] = &[
         "machine-unreadable",
         "{machine is|machines are} unreadable, so {its|their} tasks cannot continue",
         "{words}",
-        BY_HAND,
+        RESTORE,
     ),
-    error("machine-changed", "{machine was|machines were} changed after {its|their} registration", "{words}", BY_HAND),
+    error("machine-changed", "{machine was|machines were} changed after {its|their} registration", "{words}", RESTORE),
     error(
         "task-without-machine",
         "{task has|tasks have} a machine that is not registered",
         "{id} ({words})",
         "register the version again (\"faena machines register\")",
     ),
-    error("task-unreadable", "{task is|tasks are} unreadable and cannot continue", "{id} ({words})", BY_HAND),
+    error("task-unreadable", "{task is|tasks are} unreadable and cannot continue", "{id} ({words})", RESTORE),
     error("task-timers", "{task lacks|tasks lack} a timer, or {has|have} one too many", "{id} ({words})", FIX)
         .repaired("{task|tasks} given the timers of {its|their} states"),
     error("task-columns", "{task has|tasks have} columns that differ from {its|their} body", "{id} ({words})", FIX)
         .repaired("{task|tasks} given the columns of {its|their} body"),
-    error("task-inconsistent", "{task contradicts itself|tasks contradict themselves}", "{id} ({words})", BY_HAND),
-    error("task-history", "{task has|tasks have} a broken history", "{id} ({words})", BY_HAND),
+    error("task-inconsistent", "{task is|tasks are} inconsistent", "{id} ({words})", RESTORE),
+    error("task-history", "{task has|tasks have} a broken history", "{id} ({words})", RESTORE),
     warning("task-overdue", "{task has|tasks have} a timer that is overdue", "{id} ({words}, {x:s} ago)", SERVE),
 ];
 
@@ -126,7 +126,7 @@ fn begin(collector: &mut Collector, row: &[Cell]) {
 
 fn check(definition: &Definition, task: &Task) -> Vec<(&'static str, String)> {
     let mut found: Vec<_> = faults(definition, task).into_iter().map(|fault| ("task-inconsistent", fault)).collect();
-    // What a contradictory task needs is not known.
+    // The timers that an inconsistent task needs are unknown.
     if found.is_empty() && with_timers(definition, task, task.last_seen).is_some() {
         found.push(("task-timers", task.state()));
     }
