@@ -1,4 +1,4 @@
-//! Keeps callers that are restricted to some queues within them, in REST and gRPC alike.
+//! Keeps callers that are restricted to some queues within them, in REST and gRPC.
 //!
 //! What belongs to another queue does not exist for such a caller: the answer is the same as for an unknown id. A caller
 //! without a restriction costs nothing here.

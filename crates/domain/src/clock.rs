@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::Timestamp;
 
-/// A reference that is further ahead than this is followed at once: the system clock was not set when the process started.
+/// A reference that is further ahead than this is followed immediately: the system clock was not set when the process started.
 const FOLLOWED_AT_ONCE_US: i64 = 24 * 3_600 * 1_000_000;
 /// The part of the elapsed time by which the clock may run faster or slower.
 const SLEW: i64 = 10;

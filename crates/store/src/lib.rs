@@ -4,8 +4,8 @@
 //! transaction; `docs/decisions/001-storage-shape.md` says why.
 //!
 //! Each noun has a trait beside its types (`jobs.rs`, `claims.rs`, …), implemented beside its SQL in `sqlite/` and
-//! `postgres/`, which are twins: the same file and function names. [`Store`] is the sum of these traits. What both databases
-//! decide alike is in `plan`, `admit`, `claim_limits`, `fair_share`, `disposition`, `lists` and `assemble`.
+//! `postgres/`, which are twins: the same file and function names. [`Store`] is the sum of these traits. Logic that both
+//! databases share is in `plan`, `admit`, `claim_limits`, `fair_share`, `disposition`, `lists` and `assemble`.
 
 mod admit;
 mod api_keys;

@@ -364,7 +364,7 @@ impl ListQuery {
         Window { ids, end }
     }
 
-    /// Sorts the ids and leaves out those behind the point where a search among them ended: others may be missing there.
+    /// Sorts the ids and leaves out those after the point where a search among them ended, because others may be missing there.
     pub fn certain(&self, mut ids: Vec<JobId>, end: Option<JobId>) -> Vec<JobId> {
         ids.retain(|id| match (end, self.order) {
             (None, _) => true,
@@ -387,7 +387,7 @@ impl ListQuery {
         (self.filter.error.as_deref(), self.filter.reason.map(ErrorReason::as_str))
     }
 
-    /// Joins the searches of all lanes. Ids behind the point where the first search stopped early are not certain.
+    /// Joins the searches of all lanes. Ids after the point where the first search stopped early are not certain.
     pub fn dead_letters(&self, scans: Vec<LaneSearch>, per_lane: usize) -> Window {
         let stopped = scans.iter().filter(|scan| scan.seen == per_lane).filter_map(|scan| scan.last);
         let end = match self.order {

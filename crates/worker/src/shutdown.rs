@@ -36,12 +36,12 @@ impl Phase {
         self == Phase::Working
     }
 
-    /// Whether the worker itself has decided to stop.
+    /// Returns whether the worker itself has decided to stop.
     pub fn is_shutting_down(self) -> bool {
         !matches!(self, Phase::Working | Phase::Draining)
     }
 
-    /// Whether the shutdown has cancelled the handlers, so that a failure now must not use an attempt.
+    /// Returns whether the shutdown has cancelled the handlers, so that a failure now must not use an attempt.
     pub fn cancels_runs(self) -> bool {
         matches!(self, Phase::Cancelling { .. } | Phase::Acknowledging { .. })
     }

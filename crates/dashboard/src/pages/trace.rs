@@ -1,4 +1,4 @@
-//! Everything that carries one correlation id, on one time axis.
+//! The trace page: everything with one correlation id, on one time axis.
 
 use askama::Template;
 use axum::extract::RawQuery;

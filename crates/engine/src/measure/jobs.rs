@@ -96,7 +96,7 @@ impl BatchHistogram {
     }
 }
 
-/// Returns the id under which other systems know a run. A job without one is known by its own id.
+/// Returns the id that identifies a run in other systems: its trace id, or the id of its job.
 fn trace_of(end: &RunEnd) -> RunTrace {
     let own = || RunTrace::Correlation(end.id.to_string());
     match &end.timing.trace {
@@ -226,7 +226,7 @@ impl JobMeasures {
         unsaved
     }
 
-    /// Takes back times that could not be stored.
+    /// Marks times that could not be stored as unsaved again.
     pub fn restore_unsaved(&self, timings: &[TimingCount]) {
         let mut inner = self.0.lock();
         for TimingCount { lane, measure, bucket, n } in timings {

@@ -87,7 +87,7 @@ impl Tracer {
         }
     }
 
-    /// Begins a trace with this id. Nodes with the same ratio decide alike whether it is recorded.
+    /// Begins a trace with this id. Nodes with the same ratio make the same decision whether it is recorded.
     pub fn begin(&self, id: Uuid) -> TraceContext {
         let is_sampled = is_sampled(id, self.sample_ratio);
         TraceContext::new(id.into_bytes(), span_id("root", &[id.as_bytes()]), is_sampled)

@@ -1,6 +1,6 @@
 //! The workers connected to this node: identity, capabilities, jobs in flight.
 //!
-//! Workers connect by WebSocket, gRPC or plain HTTP; behind the transport they are all alike. A worker's registration is
+//! Workers connect by WebSocket, gRPC or plain HTTP; behind the transport all are handled the same way. A worker's registration is
 //! stored and outlives its connection and this process: within the grace period the worker may reconnect, to this node or
 //! to another, and keeps its jobs. Each connection has a session number, and only the latest session counts.
 

@@ -12,7 +12,7 @@ use tokio::{
 use super::Shared;
 use crate::{Result, StoreError};
 
-/// Number of calls that may wait; further callers wait for a place.
+/// Number of calls that may wait; further callers wait until there is room.
 const QUEUE: usize = 4_096;
 /// Number of calls, and of jobs, that share one transaction.
 const GROUP: usize = 512;

@@ -32,7 +32,7 @@ use tokio::sync::{
 use super::Shared;
 use crate::{Cause, Lane, LaneId, Result, Signal, StoreError, Tally, dependents::EDGES_PER_SLICE, plan::Deltas};
 
-/// Number of calls that may wait for the writer; further callers wait for a place.
+/// Number of calls that may wait for the writer; further callers wait until there is room.
 const QUEUE: usize = 4_096;
 /// Number of large calls that may wait. Their jobs are in memory.
 const LARGE_QUEUE: usize = 32;
