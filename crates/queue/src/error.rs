@@ -1,0 +1,30 @@
+//! Why an operation failed.
+
+/// Why Redis did not do something. Never contains a password.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// There is no usable connection. The client connects again, with growing pauses.
+    #[error("Redis at {address} is not available: {cause}")]
+    Unavailable { address: String, cause: String },
+    /// The data is not there, or of an older format: Redis was flushed, restarted without its data, or never filled.
+    #[error("the queue in Redis is empty or of another format; it is filled from the database")]
+    NotFilled,
+    /// A newer Faena has written the data.
+    #[error(
+        "the queue in Redis has format {found}, this Faena knows only up to {known}; update this Faena or set another queue.prefix"
+    )]
+    NewerFormat { found: u32, known: u32 },
+    /// A key has a value of another kind: another program uses the same name.
+    #[error("a key of the queue has a value of another type; another program uses the prefix {prefix:?} ({cause})")]
+    ForeignKey { prefix: String, cause: String },
+    /// Redis rejected a command for a reason that reconnecting does not cure.
+    #[error("Redis at {address} rejected a command: {cause}")]
+    Rejected { address: String, cause: String },
+}
+
+impl QueueError {
+    /// Returns whether there is no usable connection.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, QueueError::Unavailable { .. })
+    }
+}

@@ -1,0 +1,6 @@
+//! The queue over a real Redis.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue must say where")]
+
+mod redis;
+mod servers;

@@ -1,0 +1,4 @@
+//! Tests that need Redis.
+
+mod faults;
+mod moves;
