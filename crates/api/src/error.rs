@@ -127,6 +127,9 @@ impl From<EngineError> for ApiError {
             error @ (EngineError::Stopping | EngineError::LeaseLost) => {
                 ApiError::new(ErrorCode::Unavailable, error.to_string())
             }
+            EngineError::Queue(_) => {
+                ApiError::new(ErrorCode::Unavailable, "the queue in Redis is not available; try again")
+            }
             error @ EngineError::BulkNotFound(_) => ApiError::not_found(error.to_string()),
             error @ (EngineError::InvalidSource { .. } | EngineError::UnknownLoop(_) | EngineError::Panicked(_)) => {
                 ApiError::internal(&error.to_string())

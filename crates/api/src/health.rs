@@ -6,7 +6,7 @@ use axum::{Json, extract::State, http::StatusCode};
 use faena_domain::{Timestamp, WorkerState};
 use faena_engine::{Engine, LoopStatus};
 use faena_store::{InputKind, InputState, InputView};
-use faena_wire::{Alive, Checks, DatabaseCheck, Health, InputCheck, LoopCheck, Ready, WorkersCheck};
+use faena_wire::{Alive, Checks, DatabaseCheck, Health, InputCheck, LoopCheck, Ready, RedisCheck, WorkersCheck};
 
 use crate::Api;
 
@@ -26,6 +26,7 @@ pub async fn live() -> Json<Alive> {
 pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
     let engine = &api.engine;
     let database = check_database(engine).await;
+    let redis = check_redis(engine).await;
     let workers = check_workers(engine).await;
     let inputs: Vec<InputCheck> = engine.input_views().into_iter().map(check_input).collect();
     let sinks: Vec<InputCheck> = engine.sink_outages().into_iter().map(check_sink).collect();
@@ -33,6 +34,7 @@ pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
     let loops = engine.loops.health.all().into_iter();
     let loops: Vec<LoopCheck> = loops.map(|(name, status)| check_loop(name.as_ref().into(), status, now)).collect();
     let all = [database.status, workers.status].into_iter().chain(loops.iter().map(|check| check.status));
+    let all = all.chain(redis.iter().map(|check| check.status));
     let all: Vec<Health> = all.chain(inputs.iter().chain(&sinks).map(|check| check.status)).collect();
     let status = if all.contains(&Health::Unhealthy) {
         Health::Unhealthy
@@ -42,7 +44,7 @@ pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
         Health::Healthy
     };
     let code = if status == Health::Unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    (code, Json(Ready { status, checks: Checks { database, workers, loops, inputs, sinks } }))
+    (code, Json(Ready { status, checks: Checks { database, redis, workers, loops, inputs, sinks } }))
 }
 
 async fn check_database(engine: &Engine) -> DatabaseCheck {
@@ -60,6 +62,26 @@ async fn check_database(engine: &Engine) -> DatabaseCheck {
         error,
         signal_problem: engine.store.signal_problem(),
     }
+}
+
+/// Checks the queue in Redis. Without a fallback no job starts while it is down, which is unhealthy.
+async fn check_redis(engine: &Engine) -> Option<RedisCheck> {
+    let status = engine.queue.status()?;
+    let started = Instant::now();
+    let error = match tokio::time::timeout(PING_TIMEOUT, engine.queue.ping()).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(_) => Some(format!("no response within {} s", PING_TIMEOUT.as_secs())),
+    };
+    Some(RedisCheck {
+        status: match &error {
+            None => Health::Healthy,
+            Some(_) if status.fallback => Health::Degraded,
+            Some(_) => Health::Unhealthy,
+        },
+        latency_ms: (started.elapsed().as_secs_f64() * 100_000.0).round() / 100.0,
+        error,
+    })
 }
 
 /// Counts the workers of all nodes. While the database does not respond, only those of this node are known.

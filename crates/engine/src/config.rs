@@ -7,7 +7,8 @@ use faena_store::{ConfiguredRules, GracePeriods, Retention};
 use ipnet::IpNet;
 
 use crate::{
-    InboxConfig, OutboxConfig, PoolConfig, SourceConfig, WebhookConfig, builtin::LlmConfig, traces::TraceConfig,
+    InboxConfig, OutboxConfig, PoolConfig, RedisQueueConfig, SourceConfig, WebhookConfig, builtin::LlmConfig,
+    traces::TraceConfig,
 };
 
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub struct EngineConfig {
     pub no_handler_timeout: Duration,
     /// Longest time between two rounds of the guardian.
     pub guardian_interval: Duration,
+    /// The queue in Redis that jobs are dispatched from. `None`: the database dispatches.
+    pub redis_queue: Option<RedisQueueConfig>,
     pub retention: Retention,
     /// Configured rules of queues and limits. Rules set at run time take precedence.
     pub rules: ConfiguredRules,
@@ -114,6 +117,7 @@ impl Default for EngineConfig {
             scheduled_timeout: Duration::from_secs(10 * 60),
             no_handler_timeout: Duration::from_secs(24 * 3_600),
             guardian_interval: Duration::from_secs(30),
+            redis_queue: None,
             retention: Retention::default(),
             rules: ConfiguredRules::default(),
             pools: Vec::new(),

@@ -112,7 +112,7 @@ impl Dispatcher {
         if plan.requests.is_empty() {
             return Ok(Round::idle_until(self.lanes.opens_at()));
         }
-        let claims = match store.job_claim(plan.requests.clone(), now).await {
+        let claims = match engine.queue.claim(engine, plan.requests.clone(), now).await {
             Ok(claims) => claims,
             Err(error) => {
                 self.lanes.put_back(plan.requests.into_iter().flat_map(|request| request.lanes).collect());
@@ -279,7 +279,7 @@ impl Dispatcher {
 impl Plan {
     fn add(&mut self, owner: Owner, lanes: Vec<LaneId>, (limit, idle_slots): (usize, usize), claimer: Claimer) {
         if !lanes.is_empty() {
-            self.requests.push(ClaimRequest { owner, lanes, limit, idle_slots });
+            self.requests.push(ClaimRequest { owner, lanes, limit, idle_slots, candidates: None });
             self.claimers.push(claimer);
         }
     }

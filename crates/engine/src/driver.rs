@@ -126,6 +126,8 @@ fn record_success(health: &LoopHealth, name: &str, round: Round, failures: u32) 
 fn record_failure(health: &LoopHealth, name: &str, error: &EngineError, failures: u32) {
     if failures == 1 && error.is_temporary() {
         tracing::warn!("loop" = name, %error, "loop waits for the database");
+    } else if failures == 1 && matches!(error, EngineError::Queue(_)) {
+        tracing::warn!("loop" = name, %error, "loop waits for Redis");
     } else if failures == 1 {
         tracing::error!("loop" = name, %error, "loop failed");
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use faena_domain::{BulkId, FieldError, Timestamp};
+use faena_queue::QueueError;
 use faena_store::StoreError;
 
 #[derive(thiserror::Error, Debug)]
@@ -37,6 +38,9 @@ pub enum EngineError {
     /// The configuration of an outbox source cannot be used.
     #[error("outbox source \"{name}\" cannot be used: {source}")]
     InvalidSource { name: String, source: StoreError },
+    /// The queue in Redis cannot be used.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
     #[error("no loop is called \"{0}\"")]
     UnknownLoop(String),
     /// A round of a loop panicked. The driver catches the panic and runs the loop again.

@@ -15,6 +15,7 @@ use crate::{
     in_flight::InFlightJob,
     log_throttle::LogThrottle,
     measure::Measures,
+    queue::JobQueue,
     traces::{RunTrace, Tracer},
     wakeups::Wakeups,
     workers::{Ack, ConnectedWorker, Rejection, WorkerCommand},
@@ -49,11 +50,18 @@ pub struct Reporter {
     bus: Bus,
     measures: Arc<Measures>,
     pub(crate) tracer: Option<Arc<Tracer>>,
+    job_queue: Arc<JobQueue>,
     dead_letter_log: LogThrottle,
 }
 
 impl Reporter {
-    pub(crate) fn new(bus: Bus, wakeups: Wakeups, measures: Arc<Measures>, tracer: Option<Arc<Tracer>>) -> Reporter {
+    pub(crate) fn new(
+        bus: Bus,
+        wakeups: Wakeups,
+        measures: Arc<Measures>,
+        tracer: Option<Arc<Tracer>>,
+        job_queue: Arc<JobQueue>,
+    ) -> Reporter {
         Reporter {
             queue: Mutex::default(),
             wakeups,
@@ -61,6 +69,7 @@ impl Reporter {
             bus,
             measures,
             tracer,
+            job_queue,
             dead_letter_log: LogThrottle::default(),
         }
     }
@@ -147,6 +156,7 @@ impl Reporter {
         let measured: Vec<&RunEnd> =
             stored.iter().zip(&accepted).filter(|(_, accepted)| **accepted).map(|(pending, _)| &pending.end).collect();
         self.measures.jobs.add(&measured);
+        self.job_queue.finished(store, measured.iter().copied());
         let stale = self.acknowledge(stored, &accepted, now);
         if !stale.is_empty() {
             store.run_update(stale, now).await?;

@@ -10,7 +10,7 @@ use faena_domain::{
 use faena_store::{ClaimOwner, Filter, JobPosition, Lane, LaneId, Page, StoredLimit, Tally};
 use serde_json::json;
 
-use crate::{Engine, EngineError, builtin::how_to_allow, config::ms};
+use crate::{Engine, EngineError, QueueStatus, builtin::how_to_allow, config::ms};
 
 /// Most jobs or workers that are listed by id.
 const MAX_LISTED: usize = 10;
@@ -94,7 +94,7 @@ async fn queued(
     now: Timestamp,
 ) -> Result<Vec<Reason>, EngineError> {
     let rules = engine.store.rules_load().await?;
-    let mut reasons = Vec::new();
+    let mut reasons: Vec<Reason> = engine.queue.status().and_then(redis_outage).into_iter().collect();
     if let Some(pause) = rules.pause(&job.queue) {
         let because = pause.reason.as_ref().map(|text| format!(" ({text})")).unwrap_or_default();
         let message = format!("queue \"{}\" was paused by {} at {}{because}", job.queue, pause.by, pause.at);
@@ -121,6 +121,16 @@ async fn queued(
         reasons.push(Reason::new("next", message, json!({"since": since})));
     }
     Ok(reasons)
+}
+
+/// Returns the reason why no job starts on this node: Redis is not available and the database must not dispatch.
+fn redis_outage(status: QueueStatus) -> Option<Reason> {
+    let error = status.outage.filter(|_| !status.fallback)?;
+    let message = format!(
+        "the queue in Redis at {} is not available ({error}); no job starts until it is, unless queue.fallback is true",
+        status.address
+    );
+    Some(Reason::new("redis_unavailable", message, json!({"address": status.address, "error": error})))
 }
 
 /// Returns the limits of the whole system, of its queue and of its type that are reached now.
@@ -279,7 +289,8 @@ fn breaker_retry_at(engine: &Engine, view: &WorkerView, now: Timestamp) -> Optio
 }
 
 /// Reasons that stop all jobs of its kind.
-const BLOCKING: [&str; 5] = ["queue_paused", "no_worker", "worker_draining", "worker_away", "breaker_open"];
+const BLOCKING: [&str; 6] =
+    ["redis_unavailable", "queue_paused", "no_worker", "worker_draining", "worker_away", "breaker_open"];
 
 fn only_ahead(job: &JobView, position: &JobPosition) -> Reason {
     let jobs = position.ahead;

@@ -18,6 +18,7 @@ mod kind;
 mod llm;
 mod names;
 mod pools;
+mod queue;
 mod rules;
 mod sinks;
 mod sources;
@@ -121,6 +122,7 @@ impl Config {
             };
             config.set(path, value.clone(), format!("--{flag}"))?;
         }
+        config.find_unused();
         config.check_together()?;
         Ok(config)
     }
@@ -327,6 +329,7 @@ impl Config {
             scheduled_timeout: self.duration("scheduled.timeout"),
             no_handler_timeout: self.duration("no_handler.timeout"),
             guardian_interval: self.duration("guardian.interval"),
+            redis_queue: self.redis_queue(),
             rules: self.rules(),
             pools: values(&self.pools),
             guard: None,

@@ -3,6 +3,8 @@
 //! The store checks the database (`store/src/doctor.rs`). This module checks the machine: free disk space, the
 //! TLS certificate, and whether a server answers and all its loops run. Exit code: 0 no errors, 1 errors found, 2 the check itself failed.
 
+mod redis;
+
 use std::{
     io::IsTerminal,
     path::Path,
@@ -57,6 +59,7 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
     };
     inspection.findings.extend(check_disk(url).await);
     inspection.findings.extend(check_server(config).await);
+    inspection.findings.extend(redis::check(config).await);
     inspection.findings.extend(check_certificate(config, now));
     inspection.findings.sort_by_key(|finding| finding.severity);
     let report = Report { repaired, inspection, took: started.elapsed() };

@@ -76,6 +76,9 @@ fn describe(ready: &Ready) -> String {
         }
     };
     add("database", checks.database.status, checks.database.error.as_deref());
+    if let Some(redis) = &checks.redis {
+        add("redis", redis.status, redis.error.as_deref());
+    }
     add("workers", checks.workers.status, checks.workers.message.as_deref());
     for check in &checks.loops {
         add(&format!("loop:{}", check.name), check.status, check.error.as_deref());

@@ -12,7 +12,8 @@ use faena_api::{Api, Parts, Traffic};
 use faena_auth::{OwnToken, Policy};
 use faena_dashboard::DashboardConfig;
 use faena_domain::{Limit, LogWriter, Rules, Timestamp, masked_url};
-use faena_engine::{Engine, EngineConfig, PoolToken};
+use faena_engine::{Engine, EngineConfig, EngineError, PoolToken};
+use faena_queue::QueueError;
 use faena_store::ConfiguredRules;
 use tokio::{
     net::TcpListener,
@@ -50,7 +51,7 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     start_logging(&config);
     faena_process::adopt_orphans();
     for (variable, reason) in config.unused_variables() {
-        tracing::info!(variable, reason, "environment variable has no effect");
+        tracing::warn!(variable, reason, "environment variable has no effect");
     }
     let mut http = config.http().map_err(|error| CannotStart(format!("{error:#}")))?;
     http.limits.total = http::raise_limit(http.limits.total);
@@ -78,7 +79,10 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     let own_token = OwnToken::new();
     let mut engine = engine_config(&config, pool_listener.as_ref().or(listeners.api.as_ref()))?;
     engine.pool_token = PoolToken(own_token.reveal().to_owned());
-    let engine = Engine::start(store.clone(), engine).await?;
+    let engine = match Engine::start(store.clone(), engine).await {
+        Err(EngineError::Queue(error)) => return Err(CannotStart(cannot_use_redis(&error)).into()),
+        started => started?,
+    };
     let closing = CancellationToken::new();
     let api = Api::new(Parts {
         engine: engine.clone(),
@@ -105,6 +109,13 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
     shut_down(engine, store, closing, servers, stop).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+fn cannot_use_redis(error: &QueueError) -> String {
+    format!(
+        "{error}; start Redis, correct queue.redis_url (REDIS_URL), or let the database dispatch: always with queue.backend = \
+         \"store\", while Redis is not available with queue.fallback = true"
+    )
 }
 
 /// Serves the API and the dashboard on their listener, the API on that of the pools, and health checks on theirs.

@@ -38,6 +38,17 @@ pub struct ClaimRequest {
     /// How many jobs can start immediately. The request prefetches the others; under a limit it may prefetch only some, so
     /// that other workers also get jobs.
     pub idle_slots: usize,
+    /// The jobs of lanes without keys that may be claimed, in this order. `None`: the first of each lane. Jobs of lanes with keys are
+    /// always chosen by the store, which alone knows what is in flight for each key.
+    pub candidates: Option<Vec<ClaimCandidate>>,
+}
+
+/// A job that another queue has chosen. It is claimed only if it is ready in this lane since this time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ClaimCandidate {
+    pub lane: LaneId,
+    pub ready_at: Timestamp,
+    pub id: JobId,
 }
 
 /// Owner of a claim; its heartbeat keeps the claim alive.

@@ -34,6 +34,7 @@ mod pages;
 mod plan;
 mod postgres;
 mod progress;
+mod queue;
 mod rules;
 mod schedules;
 mod sql;
@@ -64,8 +65,8 @@ pub use api_keys::{ApiKeyStore, KeyRotation};
 pub use audit::{AuditEntry, AuditFilter, AuditStore};
 pub use bulk::{Bulk, BulkAction, BulkStep, BulkStore, BulkWork, NewBulk, TaskAction, TaskBulk};
 pub use claims::{
-    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, Limited, Owner, RunEnd, RunOutcome, RunTiming, RunTrace,
-    RunUpdate, RunUpdateKind, UpdateResult,
+    ClaimCandidate, ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, Limited, Owner, RunEnd, RunOutcome, RunTiming,
+    RunTrace, RunUpdate, RunUpdateKind, UpdateResult,
 };
 pub use dead_letters::{DeadLetterStats, DeadLetterStore};
 pub use error::{Cause, StoreError};
@@ -97,6 +98,7 @@ pub use outbox::{
     PARTITIONS, Partition, PublishingNode, Republish, SinkView,
 };
 pub use pages::{Cursor, JobIdPage, JobPage, Order, Page, Sort, SortBy, Start};
+pub use queue::{QueueChange, QueueChangeKind, QueueFeed, QueuePlace, QueuePosition, QueueStore};
 pub use rules::{ConfiguredRules, QueuePatch, RuleStore, StoredLimit};
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage, ScheduleStore};
 pub use store::{Signal, Store, StoreOptions, open};

@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 
 use crate::{
     ApiKeyStore, AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, HistoryStore, JobStore, LaneId,
-    LaneStore, NodeStore, OutboxStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, UsageStore,
+    LaneStore, NodeStore, OutboxStore, QueueStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, UsageStore,
     WebhookStore, WorkerStore,
     job_log::StoredJobLimits,
     lanes::MAX_LANES,
@@ -24,6 +24,7 @@ pub trait Store:
     JobStore
     + LaneStore
     + ClaimStore
+    + QueueStore
     + DeadLetterStore
     + BulkStore
     + NodeStore

@@ -520,6 +520,9 @@ pub enum Health {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Checks {
     pub database: DatabaseCheck,
+    /// The queue in Redis, if jobs are dispatched from one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redis: Option<RedisCheck>,
     pub workers: WorkersCheck,
     pub loops: Vec<LoopCheck>,
     /// The sources and inboxes of the node that answers.
@@ -541,6 +544,15 @@ pub struct DatabaseCheck {
     /// Why this node does not learn immediately of what other nodes do. It polls meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal_problem: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RedisCheck {
+    pub status: Health,
+    pub latency_ms: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -8,6 +8,7 @@ use std::{
 
 use faena_domain::{Timestamp, schedule::TickOutcome};
 use faena_engine::{
+    QueueStatus,
     breaker::BreakerState,
     guardian::Check,
     measure::{Histogram, RUN_OUTCOMES, TIMED_STATES},
@@ -34,6 +35,7 @@ pub async fn add(api: &Api, scrape: &mut Scrape) {
     requests(api, scrape);
     traces(api, scrape);
     loops(api, scrape, now);
+    redis_queue(api, scrape);
     let build = [env!("CARGO_PKG_VERSION").to_owned(), api.engine.store.database_kind().to_owned()];
     scrape.gauge(&table::BUILD_INFO, [(build, 1)]);
     if let Some(at) = api.certificate.get() {
@@ -54,6 +56,22 @@ fn traces(api: &Api, scrape: &mut Scrape) {
     let count = |counter: Option<&AtomicU64>| [([], counter.map_or(0, |counter| counter.load(Ordering::Relaxed)))];
     scrape.counter(&table::TRACE_SPANS_EXPORTED, count(exporter.map(|exporter| &exporter.exported)));
     scrape.counter(&table::TRACE_SPANS_DROPPED, count(exporter.map(|exporter| &exporter.dropped)));
+}
+
+/// Adds the figures of the queue in Redis. Without one, its gauge is absent and its counts are 0.
+fn redis_queue(api: &Api, scrape: &mut Scrape) {
+    let status = api.engine.queue.status();
+    let up = status.as_ref().map(|status| ([], i64::from(status.outage.is_none())));
+    scrape.gauge(&table::QUEUE_REDIS_UP, up);
+    let round_trips = status.as_ref().map(|status| status.round_trips.clone()).unwrap_or_default();
+    scrape.histogram(&table::QUEUE_REDIS_ROUND_TRIP, [([], round_trips)]);
+    let drift = status.as_ref().map_or(0, |status| status.last_drift);
+    scrape.gauge(&table::QUEUE_REDIS_DRIFT, [([], signed(drift))]);
+    let count = |of: fn(&QueueStatus) -> u64| [([], status.as_ref().map_or(0, of))];
+    scrape.counter(&table::QUEUE_REDIS_REPAIRED, count(|status| status.repaired));
+    scrape.counter(&table::QUEUE_REDIS_FILLS, count(|status| status.fills));
+    scrape.counter(&table::QUEUE_REDIS_STALE, count(|status| status.stale));
+    scrape.counter(&table::QUEUE_REDIS_FALLBACK, count(|status| status.fallback_claims));
 }
 
 async fn database(api: &Api, scrape: &mut Scrape) -> bool {

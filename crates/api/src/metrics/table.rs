@@ -198,6 +198,20 @@ metrics! {
     DATABASE_UP = "faena_database_up", Gauge, Node, [], "1 if the database responded during this scrape, otherwise 0";
     DATABASE_PING_SECONDS = "faena_database_ping_seconds", Gauge, Node, [],
         "Time that the database took to respond during this scrape";
+    QUEUE_REDIS_UP = "faena_queue_redis_up", Gauge, Node, [],
+        "1 if the queue in Redis is connected, otherwise 0; absent if the database dispatches";
+    QUEUE_REDIS_ROUND_TRIP = "faena_queue_redis_round_trip_seconds", Histogram, Node, [],
+        "Time of the round trips to the queue in Redis";
+    QUEUE_REDIS_DRIFT = "faena_queue_redis_drift", Gauge, Node, [],
+        "Entries that the last comparison with the database had to add to or remove from the queue in Redis";
+    QUEUE_REDIS_REPAIRED = "faena_queue_redis_repaired", Counter, Node, [],
+        "Entries that comparisons with the database had to add to or remove from the queue in Redis";
+    QUEUE_REDIS_FILLS = "faena_queue_redis_fills", Counter, Node, [],
+        "Times that the queue in Redis was empty and was filled from the database";
+    QUEUE_REDIS_STALE = "faena_queue_redis_stale", Counter, Node, [],
+        "Jobs taken from the queue in Redis that the database did not have ready";
+    QUEUE_REDIS_FALLBACK = "faena_queue_redis_fallback_claims", Counter, Node, [],
+        "Claims that the database dispatched because Redis was not available";
     CLUSTER_EXPORTER = "faena_cluster_exporter", Gauge, Node, [],
         "1 on the node that exports the metrics of scope cluster, otherwise 0";
     TLS_CERTIFICATE_EXPIRY = "faena_tls_certificate_expiry_timestamp_seconds", Gauge, Node, [],

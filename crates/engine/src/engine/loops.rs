@@ -15,7 +15,7 @@ use crate::{
     inbox::Inbox,
     measure, nodes,
     outbox::{Relay, Source},
-    poller, promoter, recorder, retention, schedules, tasks,
+    poller, promoter, queue, recorder, retention, schedules, tasks,
     traces::{self, Tracer},
     workers::status_writer,
 };
@@ -116,6 +116,7 @@ impl Engine {
             loops.extend(self.due_loops());
         }
         loops.extend(self.job_loops());
+        loops.extend(self.queue_loops());
         if self.config.roles.engine {
             loops.extend(self.delivery_loops());
             loops.extend(self.input_loops());
@@ -154,6 +155,25 @@ impl Engine {
             Loop::outgoing("reporter", FALLBACK, &self.wakeups.reporter, |e, now| async move {
                 Ok(e.reports.reporter.run_once(&*e.store, now).await?)
             }),
+        ]
+    }
+
+    /// Returns the loops of a queue in Redis.
+    fn queue_loops(&self) -> Vec<Loop> {
+        let Some(redis) = &self.queue.redis else { return Vec::new() };
+        vec![
+            Loop::outgoing(
+                "queue",
+                FALLBACK,
+                &redis.follow_wakeup,
+                |e, _| async move { queue::follow::run_once(&e).await },
+            ),
+            Loop::outgoing(
+                "queue-reconciler",
+                self.config.guardian_interval,
+                &redis.reconcile_wakeup,
+                |e, now| async move { queue::reconcile::run_once(&e, now).await },
+            ),
         ]
     }
 

@@ -33,6 +33,7 @@ use crate::{
     outbox::{Outbox, Source},
     poller::PollHistory,
     pool::Pools,
+    queue::JobQueue,
     reporter::Reporter,
     schedules::Schedules,
     tasks,
@@ -53,6 +54,8 @@ pub struct Engine {
     pub(crate) wakeups: Wakeups,
     pub(crate) node: NodeState,
     pub(crate) dispatch: Dispatch,
+    /// The queue that claims are made from.
+    pub queue: Arc<JobQueue>,
     pub reports: Reports,
     /// The workers connected to this node.
     pub workers: Arc<Workers>,
@@ -147,6 +150,7 @@ impl Engine {
         if engine.config.roles.worker {
             engine.local.record.register(&engine, now).await?;
         }
+        engine.queue.check(&*engine.store, now).await?;
         tasks::register_built_in(&*engine.store, now).await?;
         if engine.config.roles.engine
             && let Err(error) = engine.events.outbox.subscribe(&*engine.store, now).await
@@ -182,7 +186,9 @@ impl Engine {
         let slots = Arc::new(SlotState::default());
         let tracer =
             config.traces.as_ref().map(|traces| Arc::new(Tracer::new(traces, node.current.id(), lanes.clone())));
-        let reporter = Arc::new(Reporter::new(bus.clone(), wakeups.clone(), measures.clone(), tracer.clone()));
+        let queue = Arc::new(JobQueue::new(config.redis_queue.as_ref(), &*store));
+        let reporter =
+            Arc::new(Reporter::new(bus.clone(), wakeups.clone(), measures.clone(), tracer.clone(), queue.clone()));
         let handler = Arc::new(ReportHandler::new(
             store.clone(),
             node.current.clone(),
@@ -225,6 +231,7 @@ impl Engine {
             inputs: Inputs::new(&config, &job_parser, &loops)?,
             job_parser,
             dispatch: Dispatch { lanes, in_flight, dispatcher, unhandled: UnhandledTypes::default() },
+            queue,
             reports: Reports { handler, reporter },
             local: LocalWorkers {
                 record: BuiltInRecord::default(),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use faena_domain::{JobId, JobState, JobView, LogEvent, NewJob, Timestamp};
-use faena_engine::{Engine, EngineConfig};
+use faena_engine::{Engine, EngineConfig, RedisQueueConfig};
 use faena_store::{Store, StoreOptions};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -18,6 +18,20 @@ pub struct Fixture {
     pub store: Arc<dyn Store>,
     pub engine: Arc<Engine>,
     _database: TestDatabase,
+    /// The queue in Redis, if the tests run with one.
+    redis_queue: Option<RedisQueueConfig>,
+}
+
+/// Returns a queue in Redis with a prefix of its own, if the tests run again with `FAENA_TEST_QUEUE=redis`.
+fn redis_queue() -> Option<RedisQueueConfig> {
+    (std::env::var("FAENA_TEST_QUEUE").as_deref() == Ok("redis")).then(new_redis_queue)
+}
+
+/// Returns a queue with a prefix of its own on the Redis that `./test` has started.
+pub fn new_redis_queue() -> RedisQueueConfig {
+    let url = std::env::var("FAENA_TEST_REDIS").expect("FAENA_TEST_REDIS is not set: run this test with ./test");
+    let prefix = format!("test-{}", uuid::Uuid::new_v4().simple());
+    RedisQueueConfig { address: url.parse().unwrap(), prefix, fallback: false }
 }
 
 /// Storage of a test, deleted at its end.
@@ -158,13 +172,16 @@ impl Fixture {
     }
 
     pub async fn over((store, database): (Arc<dyn Store>, TestDatabase), config: EngineConfig) -> Fixture {
+        let redis_queue = config.redis_queue.clone().or_else(redis_queue);
+        let config = EngineConfig { redis_queue: redis_queue.clone(), ..config };
         let engine = Engine::start(store.clone(), config).await.unwrap();
-        Fixture { store, engine, _database: database }
+        Fixture { store, engine, _database: database, redis_queue }
     }
 
     /// Stops the engine and starts another on the same store.
     pub async fn restarted(self, config: EngineConfig) -> Fixture {
         self.stop().await;
+        let config = EngineConfig { redis_queue: self.redis_queue.clone(), ..config };
         let engine = Engine::start(self.store.clone(), config).await.unwrap();
         Fixture { engine, ..self }
     }

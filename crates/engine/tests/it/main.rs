@@ -11,6 +11,7 @@ mod inbox;
 mod limits;
 mod llm;
 mod outbox;
+mod queue_redis;
 mod runs;
 mod schedules;
 mod shell;

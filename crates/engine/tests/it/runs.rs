@@ -241,7 +241,7 @@ async fn claim_as_dead_server(store: &dyn Store, id: JobId) -> Run {
     let dead = NodeId::new();
     store.node_join(NodeInfo { id: dead, name: "dead".into() }, 1_000, long_ago).await.unwrap();
     let lanes = store.lanes().await.unwrap().into_iter().map(|lane| lane.id).collect();
-    let request = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 10, idle_slots: 10 };
+    let request = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 10, idle_slots: 10, candidates: None };
     let claim = store.job_claim(vec![request], Timestamp::now()).await.unwrap().remove(0);
     assert_eq!(claim.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [id]);
     claim.jobs[0].run

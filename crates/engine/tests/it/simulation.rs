@@ -263,7 +263,7 @@ impl Simulation {
             return;
         }
         let owner = Owner::Node(self.servers[at].engine.node_id());
-        let request = ClaimRequest { owner, lanes, limit: 3, idle_slots: 3 };
+        let request = ClaimRequest { owner, lanes, limit: 3, idle_slots: 3, candidates: None };
         for job in self.store.job_claim(vec![request], self.now).await.unwrap().remove(0).jobs {
             let claimed = Claimed { owner: ClaimOwner::Server(at), started_at: self.now, timeout_ms: i64::MAX / 4 };
             self.in_flight.insert((job.id, job.run), claimed);

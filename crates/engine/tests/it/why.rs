@@ -274,7 +274,7 @@ async fn a_job_of_a_dead_server_says_so() {
     let dead = NodeId::new();
     fixture.store.node_join(NodeInfo { id: dead, name: "gone:1".into() }, 60_000, now).await.unwrap();
     let lanes = fixture.store.lanes().await.unwrap().iter().map(|lane| lane.id).collect();
-    let ask = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 1, idle_slots: 1 };
+    let ask = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 1, idle_slots: 1, candidates: None };
     fixture.store.job_claim(vec![ask], now).await.unwrap();
     assert_eq!(codes(&why_at(&fixture, id, now.plus_ms(50_000)).await), ["assigned"]);
     let silent = why_at(&fixture, id, now.plus_ms(59_000)).await;

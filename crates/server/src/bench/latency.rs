@@ -19,8 +19,12 @@ pub struct Latency {
 const JOBS: usize = 1_000;
 
 pub async fn measure(url: &str) -> Result<Latency> {
+    measure_with(url, EngineConfig::default()).await
+}
+
+pub async fn measure_with(url: &str, config: EngineConfig) -> Result<Latency> {
     let store = submit::open(url).await?;
-    let engine = Engine::start(store.clone(), EngineConfig::default()).await?;
+    let engine = Engine::start(store.clone(), config).await?;
     let mut accepted = Histogram::<u64>::new(3)?;
     let mut sent = Histogram::<u64>::new(3)?;
     for n in 0..JOBS + 100 {

@@ -13,6 +13,7 @@ mod baseline_postgres;
 mod baseline_sqlite;
 mod limits;
 mod outbox;
+mod queue;
 mod report;
 mod schedules;
 mod scratch;
@@ -84,6 +85,12 @@ pub struct Arguments {
     /// RabbitMQ server for --outbox, such as amqp://guest:guest@127.0.0.1:5672/%2f [default: FAENA_TEST_RABBITMQ]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
+    /// Measure only a queue in Redis beside that of the database
+    #[arg(long, value_name = "BACKEND", value_parser = ["redis"])]
+    queue: Option<String>,
+    /// Redis server for --queue, such as redis://127.0.0.1:6379; it gets keys that begin with faena-bench- [default: FAENA_TEST_REDIS]
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
     /// Events for --outbox and --tasks
     #[arg(long, default_value_t = 100_000, value_name = "N", requires = "with_events")]
     events: usize,
@@ -127,6 +134,8 @@ pub async fn run(arguments: Arguments) -> Result<()> {
             tasks::tasks(scratch, arguments.events, &mut report).await
         } else if arguments.outbox {
             outbox::outbox(scratch, &broker(&arguments)?, arguments.events, &mut report).await
+        } else if arguments.queue.is_some() {
+            queue::queue(scratch, &redis(&arguments)?, arguments.jobs, arguments.seconds, &mut report).await
         } else if arguments.history {
             history::history(scratch, arguments.jobs, arguments.finished, &mut report).await
         } else {
@@ -147,6 +156,12 @@ pub async fn run(arguments: Arguments) -> Result<()> {
 fn broker(arguments: &Arguments) -> Result<String> {
     let from_environment = || std::env::var("FAENA_TEST_RABBITMQ").ok();
     arguments.broker.clone().or_else(from_environment).context("--outbox needs --broker URL")
+}
+
+/// Reads the variable here, for the same reason.
+fn redis(arguments: &Arguments) -> Result<String> {
+    let from_environment = || std::env::var("FAENA_TEST_REDIS").ok();
+    arguments.redis.clone().or_else(from_environment).context("--queue redis needs --redis URL")
 }
 
 async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) -> Result<()> {

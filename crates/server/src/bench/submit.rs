@@ -95,8 +95,12 @@ pub struct Flow {
 
 /// Submits as fast as the store accepts while the worker drains, for `seconds`.
 pub async fn steady(url: &str, seconds: u64) -> Result<Flow> {
+    steady_with(url, seconds, EngineConfig::default()).await
+}
+
+pub async fn steady_with(url: &str, seconds: u64, config: EngineConfig) -> Result<Flow> {
     let store = open(url).await?;
-    let engine = Engine::start(store.clone(), EngineConfig::default()).await?;
+    let engine = Engine::start(store.clone(), config).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let submitted = Arc::new(AtomicUsize::new(0));
     let callers: Vec<_> = (0..2)

@@ -6,7 +6,7 @@ use faena_engine::Secret;
 use super::{
     keys::{Key, Kind},
     names::{is_origin, is_type_or_queue, is_uri_reference},
-    parse_network, split, traces,
+    parse_network, queue, split, traces,
 };
 
 impl Key {
@@ -16,6 +16,8 @@ impl Key {
             Kind::OptionalText => Ok(()),
             Kind::Endpoint if value.is_empty() => Ok(()),
             Kind::Endpoint => traces::endpoint(value).map(drop),
+            Kind::Redis => queue::check_address(value),
+            Kind::KeyPrefix => queue::check_prefix(value),
             Kind::Headers => traces::headers(value).map(drop),
             Kind::Pairs => traces::pairs(value).map(drop),
             Kind::Ratio => traces::ratio(value).map(drop),

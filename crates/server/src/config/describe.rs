@@ -35,7 +35,7 @@ impl Config {
         let row = |key: &super::keys::Key| {
             let setting = &self.settings[key.path];
             let value = match key.kind {
-                Kind::Secret | Kind::Endpoint if !setting.value.is_empty() => masked_url(&setting.value),
+                Kind::Secret | Kind::Endpoint | Kind::Redis if !setting.value.is_empty() => masked_url(&setting.value),
                 Kind::Secrets | Kind::Headers => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
                 _ => setting.value.clone(),
             };

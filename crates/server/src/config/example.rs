@@ -11,8 +11,8 @@ pub fn example() -> String {
          # Order: defaults < faena.toml < environment < flags. `faena config` shows each effective value and its source.\n",
     );
     let mut section = "";
-    // A file cannot contain both `[queue]` and `[[queue]]`; the second covers everything the first can express.
-    for key in KEYS.iter().filter(|key| key.path != "queue.strict") {
+    // A file cannot contain both `[queue]` and `[[queue]]`; the example of the second names the keys of the first.
+    for key in KEYS.iter().filter(|key| !key.path.starts_with("queue.")) {
         let (current, name) = key.path.split_once('.').expect("a section and a name");
         if current != section {
             let _ = write!(text, "\n[{current}]\n");

@@ -1,6 +1,7 @@
 //! The table of configuration keys: names in file and environment, kinds, defaults and descriptions.
 
 pub use super::kind::Kind;
+use super::queue;
 
 pub struct Key {
     /// `section.name`, as in the file.
@@ -18,11 +19,7 @@ const fn key(path: &'static str, env: &'static str, kind: Kind, default: &'stati
 const LEVELS: &[&str] = &["trace", "debug", "info", "warn", "error", "fatal"];
 
 /// Variables of other task schedulers that Faena accepts and does not need, each with the reason.
-pub const UNUSED_VARIABLES: [(&str, &str); 3] = [
-    ("NODE_ENV", "Faena has no modes"),
-    ("REDIS_URL", "the database holds the queues"),
-    ("QUEUE_PREFIX", "queues have names of their own"),
-];
+pub const UNUSED_VARIABLES: [(&str, &str); 1] = [("NODE_ENV", "Faena has no modes")];
 
 pub const KEYS: &[Key] = &[
     key("server.host", "HOST", Kind::Text, "127.0.0.1", "Address to listen on."),
@@ -267,6 +264,10 @@ pub const KEYS: &[Key] = &[
         "90s",
         "A remote worker without a heartbeat for this long is lost.",
     ),
+    queue::BACKEND,
+    queue::REDIS_URL,
+    queue::PREFIX,
+    queue::FALLBACK,
     key(
         "queue.strict",
         "FAENA_QUEUE_STRICT",

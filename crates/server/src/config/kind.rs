@@ -29,6 +29,10 @@ pub enum Kind {
     Secrets,
     /// URL of a collector of spans; empty: off. Not shown in an error, because it may contain a password.
     Endpoint,
+    /// Address of Redis. Not shown in an error, because it may contain a password.
+    Redis,
+    /// First part of the names of keys in Redis.
+    KeyPrefix,
     /// Headers as `name=value`. Never shown, even in an error.
     Headers,
     /// Attributes as `name=value`.
@@ -40,6 +44,6 @@ pub enum Kind {
 impl Kind {
     /// Returns whether an error must not contain the value.
     pub fn is_secret(self) -> bool {
-        matches!(self, Kind::Secret | Kind::Secrets | Kind::Endpoint | Kind::Headers)
+        matches!(self, Kind::Secret | Kind::Secrets | Kind::Endpoint | Kind::Redis | Kind::Headers)
     }
 }

@@ -11,6 +11,8 @@ use super::{
 
 pub const EXAMPLE: &str = "
 # Settings of a queue. Repeat the section for more queues. Changes made at run time take precedence and persist.
+# A file with [[queue]] has no [queue]: set queue.backend and the address of Redis in the environment (FAENA_QUEUE_BACKEND, REDIS_URL,
+# QUEUE_PREFIX, FAENA_QUEUE_FALLBACK).
 #[[queue]]
 #name = \"mail\"
 # Jobs of the queue that run concurrently on all nodes together, and starts per period.

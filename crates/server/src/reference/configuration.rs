@@ -83,7 +83,8 @@ fn values(kind: Kind) -> String {
         Kind::Names => "names, separated by commas".into(),
         Kind::Uri => "URI reference".into(),
         Kind::Secrets => "secrets, separated by commas".into(),
-        Kind::Endpoint => "URL".into(),
+        Kind::Endpoint | Kind::Redis => "URL".into(),
+        Kind::KeyPrefix => "text without spaces".into(),
         Kind::Headers | Kind::Pairs => "`name=value`, separated by commas".into(),
         Kind::Ratio => "0 to 1".into(),
     }

@@ -44,6 +44,7 @@ mod postgres;
 mod processes;
 mod program;
 mod proxy;
+mod queue_redis;
 mod reference;
 mod schedules;
 mod security;

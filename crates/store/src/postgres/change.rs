@@ -18,7 +18,7 @@ use super::{
     webhooks,
 };
 use crate::{
-    CancelOutcome, JobExit, JobPatch, LaneId, Result, Retried, Signal, StoreError, Tally,
+    CancelOutcome, JobExit, JobPatch, LaneId, QueueChange, Result, Retried, Signal, StoreError, Tally,
     assemble::Location,
     assemble::parse_options,
     audit::{audit_entry, retried_by},
@@ -267,6 +267,7 @@ pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str
     let result = audit::with(&client, entry, now, patch_in(shared, &client, id, patch, now)).await;
     let ready = client.end(result).await?;
     if let Some((lane, ready_at)) = ready {
+        shared.queue_feed.add([QueueChange::ready(lane, ready_at, id)]);
         shared.cursors.lower(lane, ready_at);
         shared.signal([Signal::Ready(lane)]);
     }

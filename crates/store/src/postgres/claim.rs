@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::{Postgres, Shared, end, limited_claim};
+use super::{Postgres, Shared, candidates, end, limited_claim};
 use crate::{
     ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Limited, Owner, Result, RunEnd, RunUpdate, StoreError,
     UpdateResult,
@@ -238,7 +238,7 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
             taken.iter().zip(&group.requests).all(|(ruled, (at, _))| ruled.claim.jobs.len() >= requests[*at].limit);
         together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
         for (LimitedClaim { claim, prefetch_limited }, (at, lanes)) in taken.into_iter().zip(group.requests) {
-            if claim.jobs.len() < requests[at].limit && !claim.rejected {
+            if requests[at].candidates.is_none() && claim.jobs.len() < requests[at].limit && !claim.rejected {
                 empty.extend(lanes.into_iter().filter(|lane| !prefetch_limited.contains(lane)));
             }
             let mut paused = std::mem::take(&mut claims[at].limited);
@@ -258,6 +258,8 @@ pub struct Group {
     paused: Vec<(usize, Limited)>,
     /// Whether its lanes have limits or keys.
     ruled: bool,
+    /// Whether another queue has chosen the jobs of its requests.
+    has_candidates: bool,
     /// The number of the first request that is not part of the group.
     end: usize,
 }
@@ -271,7 +273,8 @@ impl Group {
         together: usize,
         empty: &HashSet<LaneId>,
     ) -> Group {
-        let mut group = Group { requests: Vec::new(), paused: Vec::new(), ruled: false, end: from };
+        let mut group =
+            Group { requests: Vec::new(), paused: Vec::new(), ruled: false, has_candidates: false, end: from };
         for (at, request) in requests.iter().enumerate().skip(from) {
             let lanes = admit::distinct(request.lanes.iter().copied().filter(|lane| !empty.contains(lane)));
             let keyed = shared.lanes.any_keyed(lanes.iter().copied());
@@ -283,15 +286,17 @@ impl Group {
                 group.paused.extend(paused.into_iter().map(|limited| (at, limited)));
                 (open.iter().map(|lane| lane.id).collect(), admit::has_limits_or_keys(rules, &open))
             };
-            let alone = lanes.len() > 1 || (keyed && !lanes.is_empty());
-            let from_like = !lanes.is_empty() && ruled != group.ruled;
+            let chosen = request.candidates.is_some();
+            // Requests with candidates need no reading before, so they share a transaction whatever their lanes.
+            let alone = if chosen { ruled } else { lanes.len() > 1 || (keyed && !lanes.is_empty()) };
+            let from_like = !lanes.is_empty() && (ruled, chosen) != (group.ruled, group.has_candidates);
             if !group.requests.is_empty() && (alone || from_like) {
                 break;
             }
             group.end = at + 1;
             if !lanes.is_empty() {
                 group.requests.push((at, lanes));
-                group.ruled = ruled;
+                (group.ruled, group.has_candidates) = (ruled, chosen);
             }
             if alone || group.requests.len() >= together {
                 break;
@@ -307,6 +312,9 @@ async fn claim_group(
     group: &Group,
     now: Timestamp,
 ) -> Result<Vec<ClaimResult>> {
+    if group.has_candidates {
+        return candidates::claim_group(shared, requests, group, now).await;
+    }
     let client = shared.client().await?;
     let portions: Vec<LaneShare> = match group.requests.as_slice() {
         [(at, lanes)] if lanes.len() > 1 => {
@@ -565,7 +573,7 @@ pub fn claimed_job(lane: LaneId, row: &Row) -> Result<ClaimedJob> {
     })
 }
 
-fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
+pub fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
     let count = jobs.len();
     let candidates = jobs
         .into_iter()

@@ -15,7 +15,7 @@ use super::{
     submit::apply,
 };
 use crate::{
-    JobExit, LaneId, Result, Signal, Tally,
+    JobExit, LaneId, QueueChange, Result, Signal, Tally,
     assemble::parse_options,
     dependents::{EDGES_PER_SLICE, PARENTS_PER_SLICE},
     plan::{Deltas, Taken, parent_cause},
@@ -67,6 +67,7 @@ struct Released {
     deltas: Deltas,
     /// Lanes that have ready jobs now.
     lanes: HashSet<LaneId>,
+    queue_changes: Vec<QueueChange>,
     signals: Vec<Signal>,
     moved: usize,
     /// Whether dependents are left.
@@ -76,6 +77,7 @@ struct Released {
 impl Released {
     /// Sends the signals, after the commit.
     fn send(self, shared: &Shared, now: Timestamp) {
+        shared.queue_feed.add(self.queue_changes);
         for lane in self.lanes {
             shared.cursors.lower(lane, now.as_ms());
             shared.signal([Signal::Ready(lane)]);
@@ -213,8 +215,12 @@ async fn release(
     for row in rows {
         let (id, lane) = (JobId(row.get(0)), row.get::<_, LaneId>(1));
         match parse_options(row.get(2))?.scheduled_at {
-            Some(due_at) if due_at > now => waiting.push(lane, id, due_at, 0),
+            Some(due_at) if due_at > now => {
+                waiting.push(lane, id, due_at, 0);
+                released.queue_changes.push(QueueChange::delayed(lane, due_at.as_ms(), id));
+            }
             _ => {
+                released.queue_changes.push(QueueChange::ready(lane, now.as_ms(), id));
                 ready.push(lane, id, now, 0);
                 released.deltas.moved(lane, Tally::Pending, Tally::Queued, 1);
                 released.lanes.insert(lane);

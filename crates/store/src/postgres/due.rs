@@ -16,7 +16,7 @@ use super::{
     webhooks,
 };
 use crate::{
-    DueResult, JobExit, LaneId, Result, Retention, Signal, StoreError, Tally,
+    DueResult, JobExit, LaneId, QueueChange, Result, Retention, Signal, StoreError, Tally,
     jobs::state_of_code,
     plan::{Deltas, Taken, next_recheck_at, no_handler},
     sql::{CANCELLED, FAILED},
@@ -52,17 +52,24 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
                      INSERT INTO faena.ready (lane, ready_at, id, retry_count, must_record_start)
                      SELECT lane, due_at, id, retry_count, false FROM sorted WHERE NOT keyed)
                  SELECT lane, state, count(*), min(due_at), keyed,
-                        array_agg(id) FILTER (WHERE keyed), array_agg(due_at) FILTER (WHERE keyed),
+                        array_agg(id) FILTER (WHERE keyed OR $3), array_agg(due_at) FILTER (WHERE keyed OR $3),
                         array_agg(retry_count) FILTER (WHERE keyed)
                  FROM sorted GROUP BY lane, state, keyed",
             )
             .await?;
-        let rows = client.query(&statement, &[&now.as_ms(), &(limit as i64)]).await?;
+        let has_feed = shared.queue_feed.is_on();
+        let rows = client.query(&statement, &[&now.as_ms(), &(limit as i64), &has_feed]).await?;
         let mut deltas = Deltas::default();
         let mut lanes: Vec<(LaneId, i64)> = Vec::new();
+        let mut changes = Vec::new();
         let mut count = 0;
         let mut keyed = QueueRows::default();
         for row in rows {
+            if has_feed {
+                let (ids, times): (Vec<Uuid>, Vec<i64>) = (row.get(5), row.get(6));
+                changes
+                    .extend(ids.into_iter().zip(times).map(|(id, at)| QueueChange::ready(row.get(0), at, JobId(id))));
+            }
             if row.get(4) {
                 let (ids, times, retries): (Vec<Uuid>, Vec<i64>, Vec<i16>) = (row.get(5), row.get(6), row.get(7));
                 keyed.lanes.extend(ids.iter().map(|_| row.get::<_, LaneId>(0)));
@@ -77,10 +84,11 @@ async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<us
         }
         keyed.put_ready(&client, false).await?;
         apply(&client, shared.own_shard(), &deltas).await?;
-        Ok((count, lanes))
+        Ok((count, lanes, changes))
     }
     .await;
-    let (count, lanes) = client.end(result).await?;
+    let (count, lanes, changes) = client.end(result).await?;
+    shared.queue_feed.add(changes);
     for (lane, ready_at) in lanes {
         shared.cursors.lower(lane, ready_at);
         shared.signal([Signal::Ready(lane)]);

@@ -22,7 +22,7 @@ use super::{
     submit::put_key_queues,
 };
 use crate::{
-    JobExit, LaneId, Result, RunEnd, RunOutcome, RunUpdate, Signal, Tally, UpdateResult,
+    JobExit, LaneId, QueueChange, Result, RunEnd, RunOutcome, RunUpdate, Signal, Tally, UpdateResult,
     assemble::parse_options,
     events::GUARDIAN,
     jobs::state_code,
@@ -115,6 +115,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<U
     if frees_capacity(shared, effects.freed_lanes.iter().copied()) {
         shared.signal([Signal::Capacity]);
     }
+    shared.queue_feed.add(effects.queue_changes);
     for (lane, ready_at) in &effects.ready {
         shared.cursors.lower(*lane, *ready_at);
     }
@@ -129,6 +130,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<U
 #[derive(Default)]
 struct Effects {
     ready: Vec<(LaneId, i64)>,
+    queue_changes: Vec<QueueChange>,
     /// Lanes of jobs that are no longer in flight.
     freed_lanes: Vec<LaneId>,
     waiting: bool,
@@ -143,6 +145,7 @@ struct Effects {
 impl Effects {
     fn add(&mut self, more: Effects) {
         self.ready.extend(more.ready);
+        self.queue_changes.extend(more.queue_changes);
         self.freed_lanes.extend(more.freed_lanes);
         self.waiting |= more.waiting;
         self.signals.extend(more.signals);
@@ -361,8 +364,12 @@ async fn put_not_completed(
         effects.written.insert(key(end));
         count_end(end, deltas);
         match &end.outcome {
-            RunOutcome::Retry { due_at, .. } => waiting.push(end.lane, end.id, *due_at, end.retry_count + 1),
+            RunOutcome::Retry { due_at, .. } => {
+                waiting.push(end.lane, end.id, *due_at, end.retry_count + 1);
+                effects.queue_changes.push(QueueChange::delayed(end.lane, due_at.as_ms(), end.id));
+            }
             _ => {
+                effects.queue_changes.push(QueueChange::ready(end.lane, end.ready_at.as_ms(), end.id));
                 ready.push(end.lane, end.id, end.ready_at, end.retry_count);
                 effects.ready.push((end.lane, end.ready_at.as_ms()));
             }

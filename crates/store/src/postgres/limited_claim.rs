@@ -13,18 +13,17 @@ use std::collections::{HashMap, HashSet};
 use deadpool_postgres::Object;
 use faena_domain::{JobId, Rules, Scope, Timestamp};
 use futures_util::future::join4;
-use tokio_postgres::{Row, types::ToSql};
-use uuid::Uuid;
+use tokio_postgres::types::ToSql;
 
 use super::{
-    PooledClient, Shared,
-    claim::{BEGIN_CLAIM, Frame, Group, HEAD, HEADS, LaneShare, claimed_job, may_claim, take},
+    PooledClient, Shared, candidates,
+    claim::{BEGIN_CLAIM, Frame, Group, HEAD, HEADS, LaneShare, may_claim, take},
     key_queues::{next_opening_at, open_due, read_key_queue_jobs, read_keys, read_open_key_queues, write_key_queues},
     rules,
 };
 use crate::{
     ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Owner, Result,
-    admit::{self, Admission, BUSY_MS, LimitedClaim},
+    admit::{self, Admission, BUSY_MS, LimitedClaim, ReadyJob},
     claim_limits::{ClaimLimit, ClaimLimits},
     sql::sql,
 };
@@ -44,16 +43,21 @@ pub const IN_FLIGHT: &str = sql!("SELECT s.scope, s.name, (
          WHERE s.scope = {SCOPE_SYSTEM} OR (s.scope = {SCOPE_QUEUE} AND l.queue = s.name) OR (s.scope = {SCOPE_TYPE} AND l.type = s.name))
      FROM unnest($1::int2[], $2::text[]) AS s(scope, name)");
 
-/// Claims jobs with keys. A job that another transaction is cancelling or moving is skipped.
+/// Claims certain jobs. A job that another transaction is cancelling or moving is skipped. Claims nothing for a worker that has ended
+/// or reconnected, if its session is given.
 pub const TAKE: &str = sql!("
-    WITH picked AS (
+    WITH owner AS MATERIALIZED (
+        SELECT id FROM faena.worker WHERE id = $4 AND session = $7 AND ended_at IS NULL FOR KEY SHARE),
+    picked AS (
         DELETE FROM faena.ready WHERE ctid = ANY (ARRAY(
             SELECT r.ctid FROM unnest($1::int4[], $2::int8[], $3::uuid[]) AS c(lane, ready_at, id)
             CROSS JOIN LATERAL (
                 SELECT ctid FROM faena.ready WHERE lane = c.lane AND ready_at = c.ready_at AND id = c.id
-                FOR UPDATE SKIP LOCKED) AS r))
+                FOR UPDATE SKIP LOCKED) AS r
+            WHERE $7::int8 IS NULL OR EXISTS (SELECT FROM owner)))
         RETURNING lane, ready_at, id, retry_count, must_record_start, key),
-    keyed AS (INSERT INTO faena.key_in_flight (key, id) SELECT key, id FROM picked ON CONFLICT DO NOTHING),
+    keyed AS (
+        INSERT INTO faena.key_in_flight (key, id) SELECT key, id FROM picked WHERE key IS NOT NULL ON CONFLICT DO NOTHING),
     claim AS (
         INSERT INTO faena.claim (run, owner, claimed_at, first_ready_at, ids, retries)
         SELECT nextval('faena.run'), $4, $5, min(ready_at), array_agg(id),
@@ -143,7 +147,7 @@ async fn serve_in(
         });
     }
     let served = match requests {
-        [request] if keyed || lanes.len() > 1 => {
+        [request] if keyed || lanes.len() > 1 || request.candidates.is_some() => {
             serve_one(shared, client, request, lanes, &mut claim_limits, rules, now).await?
         }
         singles => serve_singles(shared, client, singles, &mut claim_limits, now).await?,
@@ -259,8 +263,11 @@ async fn serve_one(
     let limits = (request.limit, request.idle_slots);
     let keyed: Vec<LaneId> = lanes.iter().filter(|lane| lane.keyed).map(|lane| lane.id).collect();
     let mut admission = Admission::new(claim_limits, lanes, (rules, &shared.round_robin), limits, now);
-    let selection = select_jobs(shared, client, &mut admission, request.idle_slots, rules, now).await?;
-    let jobs = claim_chosen(shared, client, &mut admission, request.owner, now).await?;
+    let selection = select_jobs(shared, client, &mut admission, request, rules, now).await?;
+    let jobs = match request.candidates {
+        Some(_) => candidates::claim_chosen(shared, client, &mut admission, request.owner, now).await?,
+        None => claim_chosen(shared, client, &mut admission, request.owner, now).await?,
+    };
     let more = jobs.len() < request.limit && !selection.more.is_empty();
     if jobs.len() < request.limit {
         for lane in selection.more {
@@ -294,13 +301,16 @@ async fn select_jobs(
     shared: &Shared,
     client: &Object,
     admission: &mut Admission<'_>,
-    idle_slots: usize,
+    request: &ClaimRequest,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Selection> {
     let mut selection = Selection::default();
     let (keyed, plain): (Vec<Lane>, Vec<Lane>) = admission.open_lanes().into_iter().partition(|lane| lane.keyed);
-    read_heads(shared, client, admission, &plain).await?;
+    match &request.candidates {
+        Some(chosen) => candidates::read_heads(client, admission, &plain, chosen).await?,
+        None => read_heads(shared, client, admission, &plain).await?,
+    }
     if !keyed.is_empty() {
         if admit::keys_have_rates(rules) {
             open_due(client, &keyed, now).await?;
@@ -312,7 +322,7 @@ async fn select_jobs(
             &mut selection,
         )
         .await?;
-        read_keys(client, admission, key_queues, idle_slots, rules, now).await?;
+        read_keys(client, admission, key_queues, request.idle_slots, rules, now).await?;
     }
     let mut wanted = admission.wanted();
     loop {
@@ -387,17 +397,9 @@ async fn take_keyed(
     owner: Owner,
     now: Timestamp,
 ) -> Result<Vec<(ClaimedJob, Option<i64>)>> {
-    let chosen: Vec<_> = admission.chosen().iter().filter(|ready_job| ready_job.key.is_some()).collect();
-    if chosen.is_empty() {
-        return Ok(Vec::new());
-    }
-    let lanes: Vec<LaneId> = chosen.iter().map(|ready_job| ready_job.lane).collect();
-    let times: Vec<i64> = chosen.iter().map(|ready_job| ready_job.ready_at.as_ms()).collect();
-    let ids: Vec<Uuid> = chosen.iter().map(|ready_job| ready_job.id.0).collect();
-    let statement = client.prepare_cached(TAKE).await?;
-    let shard = shared.own_shard();
-    let rows: Vec<Row> = client.query(&statement, &[&lanes, &times, &ids, &owner.uuid(), &now.as_ms(), &shard]).await?;
-    rows.iter().map(|row| Ok((claimed_job(row.get(8), row)?, row.get(9)))).collect()
+    let chosen: Vec<ReadyJob> =
+        admission.chosen().iter().copied().filter(|ready_job| ready_job.key.is_some()).collect();
+    candidates::take_jobs(shared, client, &chosen, owner, now).await
 }
 
 async fn put_claim_limits(client: &Object, claim_limits: &ClaimLimits, now: Timestamp) -> Result<()> {

@@ -36,6 +36,8 @@ mod submit_rows;
 mod run_updates;
 mod notify;
 mod outbox;
+mod queue;
+mod candidates;
 mod read;
 mod rules;
 pub mod schedules;
@@ -63,8 +65,9 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Cause, Result, Signal, Store, StoreError, StoreOptions, StoredJobLimits, UpdateResult, admit::RoundRobin,
-    api_keys::ApiKeyCache, lanes::LaneCache, rules::RuleCache, task_meter::TaskMeter, tasks::MachineCache,
+    Cause, QueueFeed, Result, Signal, Store, StoreError, StoreOptions, StoredJobLimits, UpdateResult,
+    admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache, rules::RuleCache, task_meter::TaskMeter,
+    tasks::MachineCache,
 };
 use batch::Batcher;
 use claim::Cursors;
@@ -100,6 +103,7 @@ pub struct Shared {
     round_robin: RoundRobin,
     /// Whether a subscription to events exists.
     events_on: AtomicBool,
+    queue_feed: QueueFeed,
     notifier: Notifier,
     /// This process has counter rows of its own, unless two processes draw the same number: writers do not wait for each
     /// other.
@@ -151,6 +155,7 @@ impl Postgres {
             cursors: Cursors::default(),
             round_robin: RoundRobin::default(),
             events_on: AtomicBool::default(),
+            queue_feed: QueueFeed::default(),
             notifier,
             first_shard,
         });

@@ -16,7 +16,7 @@ use super::{
     submit::apply,
 };
 use crate::{
-    JobExit, LaneId, RecoveryCounts, Result, Signal, Tally,
+    JobExit, LaneId, QueueChange, RecoveryCounts, Result, Signal, Tally,
     assemble::parse_options,
     disposition::{Disposition, ReleaseReason},
     events::GUARDIAN,
@@ -70,6 +70,7 @@ pub struct ReleaseEffects {
     count: RecoveryCounts,
     finished: Vec<JobId>,
     lanes: Vec<(LaneId, i64)>,
+    queue_changes: Vec<QueueChange>,
     signals: Vec<Signal>,
     /// Lanes of jobs that are no longer in flight.
     freed_lanes: Vec<LaneId>,
@@ -77,6 +78,7 @@ pub struct ReleaseEffects {
 
 impl ReleaseEffects {
     pub async fn after_commit(mut self, shared: &Shared, now: Timestamp) -> RecoveryCounts {
+        shared.queue_feed.add(self.queue_changes.drain(..));
         self.lanes.sort_unstable();
         self.lanes.dedup_by_key(|(lane, _)| *lane);
         for (lane, ready_at) in self.lanes.drain(..) {
@@ -166,6 +168,7 @@ async fn release_claim(
                 let next = LogLine::new(now, LogEvent::RetryScheduled, next);
                 attempts.push(claim, job, RETRYING, Some(error), Some(orphaned), claim.log(job, &[line, next]), now);
                 retrying.push(job.lane, job.id, now.plus_ms(delay_ms), job.retry_count + 1);
+                released.queue_changes.push(QueueChange::delayed(job.lane, now.plus_ms(delay_ms).as_ms(), job.id));
                 Tally::Retrying
             }
             Disposition::Ready { event, text } => {
@@ -174,6 +177,7 @@ async fn release_claim(
                 attempts.push(claim, job, state_code(JobState::Queued), None, None, log, now);
                 ready.push(job.lane, job.id, claim.first_ready_at, job.retry_count);
                 released.lanes.push((job.lane, claim.first_ready_at.as_ms()));
+                released.queue_changes.push(QueueChange::ready(job.lane, claim.first_ready_at.as_ms(), job.id));
                 Tally::Queued
             }
         };

@@ -155,6 +155,7 @@ async fn begin(client: &Object, actor: Option<&str>) -> Result<()> {
 
 /// Signals which lanes have become ready, after the commit.
 fn signal_ready(shared: &Shared, rows: &Rows) {
+    shared.queue_feed.add(rows.queue_changes());
     for (lane, ready_at) in &rows.earliest {
         shared.cursors.lower(*lane, *ready_at);
     }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::submit::{COUNT, KeyQueueEntry, Taken, put_key_queues};
 use crate::{
-    LaneId, Result, Signal, Submitted, Tally,
+    LaneId, QueueChange, Result, Signal, Submitted, Tally,
     plan::{self, Deltas, Parents, Placement, PlannedJob},
     sql::{CANCELLED, PENDING},
 };
@@ -144,6 +144,15 @@ impl Rows {
         }
         signals.extend_from_slice(&self.signals);
         signals
+    }
+
+    /// Returns the jobs that are ready or wait for a time.
+    pub fn queue_changes(&self) -> impl Iterator<Item = QueueChange> {
+        let ready = self.ready.0.iter().zip(&self.ready.1).zip(&self.ready.2);
+        let ready = ready.map(|((lane, at), id)| QueueChange::ready(*lane, *at, JobId(*id)));
+        let waiting = self.waiting.0.iter().zip(&self.waiting.1).zip(self.waiting.2.iter().zip(&self.waiting.3));
+        let delayed = waiting.filter(|(_, (_, blocked))| !**blocked);
+        ready.chain(delayed.map(|((lane, id), (at, _))| QueueChange::delayed(*lane, *at, JobId(*id))))
     }
 
     /// Returns each lane that gets jobs once.

@@ -14,7 +14,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    CancelOutcome, JobExit, JobPatch, LaneId, Result, Retried, Signal, StoreError, Tally,
+    CancelOutcome, JobExit, JobPatch, LaneId, QueueChange, Result, Retried, Signal, StoreError, Tally,
     assemble::Location,
     jobs::UNIQUE_KEY_TAKEN,
     lanes::LaneName,
@@ -280,6 +280,7 @@ fn move_patched(
                 {
                     put_key_queue(tx, new_lane, key_number(key), Timestamp::from_ms(ready_at))?;
                 }
+                tx.queue_changed(QueueChange::ready(new_lane, ready_at, id));
                 tx.signal(Signal::Ready(new_lane));
             }
         }

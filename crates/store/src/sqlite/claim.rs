@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use super::{Sqlite, end, limited_claim, run_updates, submit::apply, writer::Tx};
 use crate::{
-    ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunUpdate, Tally, UpdateResult,
+    ClaimCandidate, ClaimRequest, ClaimResult, ClaimStore, ClaimedJob, LaneId, Owner, Result, RunEnd, RunUpdate, Tally,
+    UpdateResult,
     admit::{self, LimitedClaim},
     assemble::parse_options,
     fair_share::{Candidate, share_out},
@@ -49,9 +50,9 @@ pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec
             if request.lanes.is_empty() {
                 return Ok(ClaimResult::default());
             }
-            let (lanes, limit) = (request.lanes.clone(), request.limit);
+            let (lanes, limit, is_open) = (request.lanes.clone(), request.limit, request.candidates.is_none());
             let LimitedClaim { claim, prefetch_limited } = claim_by_rules(tx, request, &rules, now)?;
-            if claim.jobs.len() < limit && !claim.rejected {
+            if is_open && claim.jobs.len() < limit && !claim.rejected {
                 empty.extend(lanes.into_iter().filter(|lane| !prefetch_limited.contains(lane)));
             }
             Ok(claim)
@@ -83,8 +84,17 @@ fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResu
     }
     let mut candidates = Vec::new();
     let lanes: BTreeSet<LaneId> = request.lanes.iter().copied().collect();
-    for lane in &lanes {
-        heads(tx, *lane, request.limit, &mut candidates)?;
+    match &request.candidates {
+        Some(chosen) => {
+            for candidate in chosen.iter().filter(|candidate| lanes.contains(&candidate.lane)) {
+                candidates.extend(head(tx, candidate)?);
+            }
+        }
+        None => {
+            for lane in &lanes {
+                heads(tx, *lane, request.limit, &mut candidates)?;
+            }
+        }
     }
     if candidates.is_empty() {
         return Ok(ClaimResult::default());
@@ -92,6 +102,7 @@ fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResu
     let run = next_run(tx)?;
     let one_lane = lanes.len() == 1;
     let first_queue = usize::try_from(run).unwrap_or(0);
+    candidates.truncate(if request.candidates.is_some() { request.limit } else { usize::MAX });
     let dealt = if one_lane { candidates } else { share_out(candidates, request.limit, first_queue) };
     let rows = dealt.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
     Ok(ClaimResult { jobs: write_claim(tx, run, request.owner, rows, now)?, ..ClaimResult::default() })
@@ -195,6 +206,32 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
         });
     }
     Ok(())
+}
+
+/// Returns the candidate if it is ready where it should be.
+fn head(tx: &Tx, candidate: &ClaimCandidate) -> Result<Option<Candidate<ReadyRow>>> {
+    let Some(known) = tx.shared.lanes.get(candidate.lane) else { return Ok(None) };
+    let Some((retry_count, must_record_start)) = ready_row(tx, candidate)? else { return Ok(None) };
+    Ok(Some(Candidate {
+        claim_order: tx.shared.rules.current().claim_order(&known.queue),
+        queue: known.queue,
+        fairness: Fairness::None,
+        key: None,
+        last_served_at: 0,
+        priority: known.priority,
+        ready_at: candidate.ready_at,
+        id: candidate.id,
+        row: ReadyRow { lane: candidate.lane, key: None, retry_count, must_record_start },
+    }))
+}
+
+/// Returns the retry count of a ready job and whether its start must be recorded.
+pub fn ready_row(tx: &Tx, candidate: &ClaimCandidate) -> Result<Option<(u32, bool)>> {
+    Ok(tx
+        .connection
+        .prepare_cached("SELECT retry_count, must_record_start FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
+        .query_row((candidate.lane, candidate.ready_at.as_ms(), candidate.id.0), |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?)
 }
 
 /// Decodes the columns `ids` and `retries` of a claim: its jobs with their retry counts.

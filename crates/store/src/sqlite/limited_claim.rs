@@ -6,12 +6,12 @@ use faena_domain::{Bucket, JobId, Rules, Timestamp};
 use rusqlite::OptionalExtension;
 
 use super::{
-    claim::{ReadyRow, may_claim, next_run, write_claim},
+    claim::{ReadyRow, may_claim, next_run, ready_row, write_claim},
     rules,
     writer::Tx,
 };
 use crate::{
-    ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
+    ClaimCandidate, ClaimRequest, ClaimResult, ClaimedJob, Lane, LaneId, Owner, Result, Tally,
     admit::{self, Admission, LimitedClaim, OpenKeyQueue, ReadRequest},
     assemble::parse_options,
     claim_limits::{ClaimLimit, ClaimLimits, applies_to},
@@ -41,7 +41,7 @@ pub fn claim(tx: &Tx, request: ClaimRequest, lanes: &[Lane], rules: &Rules, now:
         let round_robin = (rules, &tx.shared.round_robin);
         let mut admission =
             Admission::new(&mut claim_limits, lanes.iter().cloned(), round_robin, (left, idle_slots), now);
-        let more = select_jobs(tx, &mut admission, idle_slots, rules, now)?;
+        let more = select_jobs(tx, &mut admission, idle_slots, request.candidates.as_deref(), rules, now)?;
         let jobs = claim_chosen(tx, &mut admission, request.owner, now)?;
         claim.jobs.extend(jobs);
         if more.is_empty() || claim.jobs.len() >= request.limit || round == ROUNDS {
@@ -79,14 +79,7 @@ fn claim_lane(
     if room > 0 {
         // One more than may start, to see whether any is delayed.
         let wanted = request.limit.min(room.saturating_add(1));
-        let mut statement = tx.connection.prepare_cached(
-            "SELECT ready_at, id, retry_count, must_record_start FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
-        )?;
-        let mut found = statement.query((lane, wanted as i64))?;
-        while let Some(row) = found.next()? {
-            let ready = ReadyRow { lane, key: None, retry_count: row.get(2)?, must_record_start: row.get(3)? };
-            rows.push((JobId(row.get(1)?), Timestamp::from_ms(row.get(0)?), ready));
-        }
+        rows = first_ready(tx, lane, wanted, request.candidates.as_deref())?;
     }
     let is_limited = room == 0 || rows.len() > room;
     rows.truncate(room);
@@ -102,6 +95,37 @@ fn claim_lane(
         result.prefetch_limited.extend(claim_limits.is_limited_by_prefetch_only(lane).then_some(lane));
     }
     Ok(result)
+}
+
+/// Returns the first ready jobs of a lane, or the first of its candidates that are ready.
+fn first_ready(
+    tx: &Tx,
+    lane: LaneId,
+    wanted: usize,
+    candidates: Option<&[ClaimCandidate]>,
+) -> Result<Vec<(JobId, Timestamp, ReadyRow)>> {
+    let mut rows = Vec::new();
+    if let Some(candidates) = candidates {
+        for candidate in candidates.iter().filter(|candidate| candidate.lane == lane) {
+            if rows.len() == wanted {
+                break;
+            }
+            if let Some((retry_count, must_record_start)) = ready_row(tx, candidate)? {
+                let ready = ReadyRow { lane, key: None, retry_count, must_record_start };
+                rows.push((candidate.id, candidate.ready_at, ready));
+            }
+        }
+        return Ok(rows);
+    }
+    let mut statement = tx.connection.prepare_cached(
+        "SELECT ready_at, id, retry_count, must_record_start FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?",
+    )?;
+    let mut found = statement.query((lane, wanted as i64))?;
+    while let Some(row) = found.next()? {
+        let ready = ReadyRow { lane, key: None, retry_count: row.get(2)?, must_record_start: row.get(3)? };
+        rows.push((JobId(row.get(1)?), Timestamp::from_ms(row.get(0)?), ready));
+    }
+    Ok(rows)
 }
 
 /// Reads the limits that apply to these lanes, with their jobs in flight.
@@ -139,6 +163,7 @@ fn select_jobs(
     tx: &Tx,
     admission: &mut Admission,
     idle_slots: usize,
+    candidates: Option<&[ClaimCandidate]>,
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Vec<LaneId>> {
@@ -146,12 +171,8 @@ fn select_jobs(
     for lane in admission.open_lanes() {
         if !lane.keyed {
             let wanted = admission.heads_wanted(lane.id);
-            let mut statement = tx
-                .connection
-                .prepare_cached("SELECT ready_at, id FROM ready WHERE lane = ? ORDER BY ready_at, id LIMIT ?")?;
-            let mut rows = statement.query((lane.id, wanted as i64))?;
-            while let Some(row) = rows.next()? {
-                admission.add_head(lane.id, Timestamp::from_ms(row.get(0)?), JobId(row.get(1)?));
+            for (id, ready_at, _) in first_ready(tx, lane.id, wanted, candidates)? {
+                admission.add_head(lane.id, ready_at, id);
             }
             continue;
         }

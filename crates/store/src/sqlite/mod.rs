@@ -27,10 +27,12 @@ mod worker_reads;
 mod run_updates;
 mod outbox;
 mod private;
+mod queue;
 mod read;
 mod rules;
 mod schedules;
 mod search;
+mod signals;
 mod storage;
 mod position;
 mod submit;
@@ -55,8 +57,8 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::broadcast;
 
 use crate::{
-    Cause, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache, lanes::LaneCache,
-    migrate, rules::RuleCache, task_cache::TaskCache, task_meter::TaskMeter, tasks::MachineCache,
+    Cause, QueueFeed, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache,
+    lanes::LaneCache, migrate, rules::RuleCache, task_cache::TaskCache, task_meter::TaskMeter, tasks::MachineCache,
 };
 use storage::Storage;
 use task_queue::TaskQueue;
@@ -85,6 +87,7 @@ pub struct Shared {
     pub options: StoreOptions,
     /// Whether a subscription to events exists.
     pub events_on: AtomicBool,
+    pub queue_feed: QueueFeed,
     pub storage: Storage,
 }
 
@@ -149,6 +152,7 @@ impl Sqlite {
             round_robin: RoundRobin::default(),
             options,
             events_on: AtomicBool::default(),
+            queue_feed: QueueFeed::default(),
             storage: Storage::new(path),
         });
         shared.lanes.insert(read::lanes(&writer)?);

@@ -7,7 +7,7 @@ use rusqlite::OptionalExtension;
 
 use super::{cleanup::clean_up, lanes::lanes_of, read, writer::Tx};
 use crate::{
-    JobExit, LaneId, Result, Signal, StoreError, Submitted, Tally,
+    JobExit, LaneId, QueueChange, Result, Signal, StoreError, Submitted, Tally,
     jobs::UNIQUE_KEY_TAKEN,
     plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
     sql::{CANCELLED, PENDING},
@@ -151,6 +151,7 @@ pub fn put_ready(
     if let Some(key) = key {
         put_key_queue(tx, lane, key, ready_at)?;
     }
+    tx.queue_changed(QueueChange::ready(lane, ready_at.as_ms(), id));
     tx.signal(Signal::Ready(lane));
     Ok(())
 }
@@ -186,6 +187,9 @@ pub fn put_waiting(
             "INSERT INTO waiting (lane, state, id, due_at, blocked, retry_count) VALUES (?, ?, ?, ?, ?, ?)",
         )?
         .execute((lane, state, id.0, due_at.as_ms(), blocked, retry_count))?;
+    if !blocked {
+        tx.queue_changed(QueueChange::delayed(lane, due_at.as_ms(), id));
+    }
     tx.signal(Signal::Waiting);
     Ok(())
 }

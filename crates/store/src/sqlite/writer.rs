@@ -11,7 +11,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -29,8 +29,10 @@ use tokio::sync::{
     oneshot,
 };
 
-use super::Shared;
-use crate::{Cause, Lane, LaneId, Result, Signal, StoreError, Tally, dependents::EDGES_PER_SLICE, plan::Deltas};
+use super::{Shared, signals::Signals};
+use crate::{
+    Cause, Lane, LaneId, QueueChange, Result, Signal, StoreError, Tally, dependents::EDGES_PER_SLICE, plan::Deltas,
+};
 
 /// Number of calls that may wait for the writer; further callers wait until there is room.
 const QUEUE: usize = 4_096;
@@ -134,35 +136,6 @@ impl NewLanes {
     }
 }
 
-/// Signals to send after the commit, each once, in order.
-#[derive(Default)]
-struct Signals {
-    all: Vec<Signal>,
-    known: HashSet<Signal>,
-}
-
-impl Signals {
-    fn add(&mut self, signal: Signal) {
-        match signal {
-            // Of several due times only the earliest is sent.
-            Signal::TaskDue(_) => {
-                signal.add_to(&mut self.all);
-            }
-            _ => {
-                if self.known.insert(signal) {
-                    self.all.push(signal);
-                }
-            }
-        }
-    }
-
-    fn truncate(&mut self, len: usize) {
-        for signal in self.all.drain(len..) {
-            self.known.remove(&signal);
-        }
-    }
-}
-
 impl<'a> Tx<'a> {
     fn new(connection: &'a Connection, shared: &'a Shared) -> Tx<'a> {
         Tx {
@@ -181,6 +154,13 @@ impl<'a> Tx<'a> {
 
     pub fn signal(&self, signal: Signal) {
         self.signals.borrow_mut().add(signal);
+    }
+
+    /// Announces to another queue, if there is one, that a job is ready or waits for a time.
+    pub fn queue_changed(&self, change: QueueChange) {
+        if self.shared.queue_feed.is_on() {
+            self.signals.borrow_mut().queue_changes.push(change);
+        }
     }
 
     /// Calls `answer` with the outcome of the commit.
@@ -494,9 +474,7 @@ fn commit_group(
         shared.lanes.remove(&tx.removed_lanes.take());
     }
     if outcome.is_ok() {
-        for signal in tx.signals.take().all {
-            let _ = signals.send(signal);
-        }
+        tx.signals.take().send(shared, signals);
         if shared.events_on.load(Ordering::Relaxed) {
             let _ = signals.send(Signal::Event);
         }

@@ -103,8 +103,13 @@ pub async fn a_job_is_claimed_by_one_worker_only(fixture: &Fixture) {
             tokio::spawn(async move {
                 let mut mine = Vec::new();
                 loop {
-                    let request =
-                        ClaimRequest { owner: Owner::Node(node), lanes: lanes.clone(), limit: 37, idle_slots: 37 };
+                    let request = ClaimRequest {
+                        owner: Owner::Node(node),
+                        lanes: lanes.clone(),
+                        limit: 37,
+                        idle_slots: 37,
+                        candidates: None,
+                    };
                     let jobs = store.job_claim(vec![request], now).await.unwrap().remove(0).jobs;
                     if jobs.is_empty() {
                         return mine;

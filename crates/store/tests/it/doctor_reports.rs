@@ -229,8 +229,13 @@ async fn a_damaged_file_is_reported_and_not_written_to() {
 /// Claims of a node that has not joined have no owner.
 pub async fn a_claim_of_an_unknown_node_is_found(fixture: &Fixture) {
     fixture.submit(fixture.job("a", 0)).await;
-    let request =
-        ClaimRequest { owner: Owner::Node(NodeId::new()), lanes: fixture.lanes().await, limit: 1, idle_slots: 1 };
+    let request = ClaimRequest {
+        owner: Owner::Node(NodeId::new()),
+        lanes: fixture.lanes().await,
+        limit: 1,
+        idle_slots: 1,
+        candidates: None,
+    };
     fixture.store.job_claim(vec![request], fixture.start).await.unwrap();
     let found = assert_findings(fixture, &["claim-without-owner"]).await.findings.remove(0);
     assert!(found.text.contains("(1 job)"), "{}", found.text);

@@ -254,8 +254,13 @@ pub async fn prefetching_leaves_jobs_for_other_workers(fixture: &Fixture) {
     fixture.limit(kind("a"), Some(8), 0).await;
     fixture.submit_all((0..20).map(|n| fixture.job("a", n)).collect()).await;
     let claim = async |limit, idle_slots, ms| {
-        let request =
-            ClaimRequest { owner: Owner::Node(fixture.node), lanes: fixture.lanes().await, limit, idle_slots };
+        let request = ClaimRequest {
+            owner: Owner::Node(fixture.node),
+            lanes: fixture.lanes().await,
+            limit,
+            idle_slots,
+            candidates: None,
+        };
         fixture.store.job_claim(vec![request], fixture.at(ms)).await.unwrap().remove(0)
     };
     assert_eq!(claim(20, 1, 50).await.jobs.len(), 2, "a quarter of the free concurrency");
@@ -498,10 +503,13 @@ pub async fn many_workers_in_one_call_share_what_a_limit_allows(fixture: &Fixtur
         let owner = Owner::Worker { id: worker.id, session: worker.session };
         let lanes = fixture.lanes().await;
         let lanes = if n % 2 == 0 { lanes } else { lanes[..1].to_vec() };
-        requests.push(ClaimRequest { owner, lanes, limit: 2, idle_slots: 2 });
+        requests.push(ClaimRequest { owner, lanes, limit: 2, idle_slots: 2, candidates: None });
     }
     let unknown = Owner::Worker { id: WorkerId::new(), session: 1 };
-    requests.insert(0, ClaimRequest { owner: unknown, lanes: fixture.lanes().await, limit: 2, idle_slots: 2 });
+    requests.insert(
+        0,
+        ClaimRequest { owner: unknown, lanes: fixture.lanes().await, limit: 2, idle_slots: 2, candidates: None },
+    );
     let claims = fixture.store.job_claim(requests, fixture.at(40)).await.unwrap();
     assert!(claims[0].rejected && claims[0].jobs.is_empty());
     let kinds = |with: bool| {
@@ -518,12 +526,17 @@ pub async fn prefetching_does_not_delay_other_requests_of_the_same_call(fixture:
     fixture.submit_all((0..20).map(|n| fixture.job("b", n).concurrency_key("k")).collect()).await;
     let lanes = fixture.lanes().await;
     for (lane, most) in [(lanes[0], 8), (lanes[1], 2)] {
-        let mut requests =
-            vec![ClaimRequest { owner: Owner::Node(fixture.node), lanes: vec![lane], limit: 20, idle_slots: 0 }];
+        let mut requests = vec![ClaimRequest {
+            owner: Owner::Node(fixture.node),
+            lanes: vec![lane],
+            limit: 20,
+            idle_slots: 0,
+            candidates: None,
+        }];
         for n in 0..4 {
             let worker = fixture.admit(fixture.worker(&format!("w{n}")), 30).await;
             let owner = Owner::Worker { id: worker.id, session: worker.session };
-            requests.push(ClaimRequest { owner, lanes: vec![lane], limit: 2, idle_slots: 2 });
+            requests.push(ClaimRequest { owner, lanes: vec![lane], limit: 2, idle_slots: 2, candidates: None });
         }
         let claims = fixture.store.job_claim(requests, fixture.at(40)).await.unwrap();
         let got: Vec<usize> = claims.iter().map(|claim| claim.jobs.len()).collect();

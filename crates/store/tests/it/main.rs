@@ -13,6 +13,7 @@ mod attempts;
 mod audit;
 mod bounds;
 mod bulk;
+mod candidates;
 mod changes;
 mod claims;
 mod doctor;
@@ -253,6 +254,14 @@ behaviours! {
         pruning_deletes_old_cancel_requests_but_not_those_of_running_jobs,
         a_poll_returns_pending_work,
         ready_waiting_and_cancelled_jobs_emit_signals;
+    candidates:
+        a_claim_with_candidates_takes_only_those_that_are_ready_there,
+        a_claim_with_candidates_takes_no_more_than_its_limit,
+        candidates_wait_for_limits_and_pauses,
+        jobs_with_keys_are_chosen_by_the_store_beside_candidates,
+        a_worker_that_has_ended_gets_no_candidates,
+        the_queue_feed_announces_what_becomes_ready_or_waits,
+        the_queue_of_the_database_can_be_read_in_pages;
     claims:
         a_claim_orders_by_score_so_waiting_outweighs_priority,
         a_strict_queue_never_prefers_a_lower_priority,

@@ -175,15 +175,20 @@ impl Fixture {
     }
 
     pub async fn claim_for(&self, owner: Owner, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
-        let request = ClaimRequest { owner, lanes, limit, idle_slots: limit };
+        let request = ClaimRequest { owner, lanes, limit, idle_slots: limit, candidates: None };
         let ClaimResult { jobs, .. } = self.store.job_claim(vec![request], self.at(ms)).await.unwrap().remove(0);
         jobs
     }
 
     /// Claims from all lanes, and also returns which lanes are limited.
     pub async fn claim_with_limits(&self, limit: usize, ms: i64) -> ClaimResult {
-        let request =
-            ClaimRequest { owner: Owner::Node(self.node), lanes: self.lanes().await, limit, idle_slots: limit };
+        let request = ClaimRequest {
+            owner: Owner::Node(self.node),
+            lanes: self.lanes().await,
+            limit,
+            idle_slots: limit,
+            candidates: None,
+        };
         self.store.job_claim(vec![request], self.at(ms)).await.unwrap().remove(0)
     }
 

@@ -136,7 +136,8 @@ pub async fn several_requests_are_answered_in_their_order(fixture: &Fixture) {
     let (lane_a, lane_b) = (fixture.lane_of(a[0]).await.id, fixture.lane_of(b[0]).await.id);
     let mine = Owner::Worker { id: worker.id, session: worker.session };
     let stale = Owner::Worker { id: worker.id, session: 99 };
-    let request = |owner, lane, limit| ClaimRequest { owner, lanes: vec![lane], limit, idle_slots: limit };
+    let request =
+        |owner, lane, limit| ClaimRequest { owner, lanes: vec![lane], limit, idle_slots: limit, candidates: None };
     let requests = vec![
         request(mine, lane_a, 1),
         request(stale, lane_a, 1),
@@ -354,7 +355,13 @@ pub async fn many_requests_in_one_call_share_the_ready_jobs(fixture: &Fixture) {
         let worker = fixture.admit(fixture.worker(&format!("w{n}")), 1).await;
         let session = if n == 7 { worker.session + 1 } else { worker.session };
         let lanes = if n.is_multiple_of(5) { lanes.clone() } else { vec![lanes[n % 2]] };
-        requests.push(ClaimRequest { owner: Owner::Worker { id: worker.id, session }, lanes, limit: 1, idle_slots: 1 });
+        requests.push(ClaimRequest {
+            owner: Owner::Worker { id: worker.id, session },
+            lanes,
+            limit: 1,
+            idle_slots: 1,
+            candidates: None,
+        });
     }
     let claims = fixture.store.job_claim(requests.clone(), fixture.at(2)).await.unwrap();
     assert_eq!(claims.len(), 200);

@@ -48,7 +48,7 @@ async fn limited_plans(fixture: &Fixture) -> Vec<(&'static str, String)> {
         ("key queues", plan_probe::KEY_QUEUES, "1, 16".to_owned()),
         ("keys", plan_probe::KEYS, "'{1,1}', '{7,8}', 2".to_owned()),
         ("heads", plan_probe::KEY_QUEUE_HEADS, "'{1,1}', '{7,8}', '{4,4}'".to_owned()),
-        ("take", plan_probe::TAKE, format!("'{{1}}', '{{1}}', '{{{id}}}', '{id}', 0, 0")),
+        ("take", plan_probe::TAKE, format!("'{{1}}', '{{1}}', '{{{id}}}', '{id}', 0, 0, NULL")),
         ("in flight", plan_probe::IN_FLIGHT, "'{0,1}', '{x,default}'".to_owned()),
     ] {
         client.batch_execute(plan_probe::BEGIN_CLAIM).await.unwrap();

@@ -214,7 +214,13 @@ async fn nodes_receive_each_others_signals_and_see_the_same_jobs() {
                 break lane;
             }
         };
-        let request = ClaimRequest { owner: Owner::Node(other.node), lanes: vec![lane], limit: 1, idle_slots: 1 };
+        let request = ClaimRequest {
+            owner: Owner::Node(other.node),
+            lanes: vec![lane],
+            limit: 1,
+            idle_slots: 1,
+            candidates: None,
+        };
         let job = other.store.job_claim(vec![request], other.at(1)).await.unwrap().remove(0).jobs.remove(0);
         assert_eq!(other.get(job.id).await.kind, "a", "a lane that the other node created");
         let in_new_lane = fixture.submit(fixture.job("made-elsewhere", 0)).await;

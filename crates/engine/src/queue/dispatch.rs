@@ -1,0 +1,201 @@
+//! Takes jobs from Redis and claims them in the database.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use faena_domain::{JobId, Rules, Timestamp};
+use faena_queue::{GrantedJob, LaneTake, Move, Placement, QueueError, ReadyEntry, TakeRequest, TakenJob};
+use faena_store::{ClaimCandidate, ClaimRequest, ClaimResult, Lane, Owner, QueuePlace, Store, StoreError};
+use uuid::Uuid;
+
+use super::{JobQueue, RedisDispatch, offset, score};
+use crate::{Engine, config::ms, dispatcher::ReadyLanes};
+
+/// How long a job may be taken without a decision of the database. Longer than a claim may take.
+const TAKE_LEASE: Duration = Duration::from_secs(20);
+
+impl JobQueue {
+    /// Claims jobs for the requests. See `ClaimStore::job_claim` for what holds for both queues.
+    pub(crate) async fn claim(
+        &self,
+        engine: &Engine,
+        requests: Vec<ClaimRequest>,
+        now: Timestamp,
+    ) -> Result<Vec<ClaimResult>, StoreError> {
+        let Some(redis) = &self.redis else { return engine.store.job_claim(requests, now).await };
+        match redis.take(engine, &requests, now).await {
+            Ok(taken) => redis.claim_taken(engine, requests, taken, now).await,
+            Err(error) => {
+                redis.record_failure(&error);
+                if !redis.fallback {
+                    return Err(Engine::queue_unavailable(&error));
+                }
+                let claims = engine.store.job_claim(requests, now).await?;
+                redis.figures.fallback_claims.fetch_add(1, Ordering::Relaxed);
+                Ok(claims)
+            }
+        }
+    }
+}
+
+impl RedisDispatch {
+    /// Takes jobs for the requests from the lanes without keys whose queues are not paused.
+    async fn take(
+        &self,
+        engine: &Engine,
+        requests: &[ClaimRequest],
+        now: Timestamp,
+    ) -> Result<Vec<Vec<TakenJob>>, QueueError> {
+        let rules = engine.store.rules();
+        let first_queue = self.first_queue.fetch_add(1, Ordering::Relaxed);
+        let takes: Vec<TakeRequest> = requests
+            .iter()
+            .map(|request| TakeRequest {
+                owner: worker_of(engine, request.owner),
+                limit: request.limit,
+                first_queue,
+                lanes: take_lanes(&engine.dispatch.lanes, request, &rules),
+            })
+            .collect();
+        let (numbers, wanted): (Vec<usize>, Vec<TakeRequest>) =
+            takes.into_iter().enumerate().filter(|(_, take)| !take.lanes.is_empty()).unzip();
+        let mut taken = vec![Vec::new(); requests.len()];
+        if !wanted.is_empty() {
+            let lease_until = now.plus_ms(ms(TAKE_LEASE)).as_ms();
+            for (number, jobs) in numbers.into_iter().zip(self.redis.take(&wanted, lease_until).await?) {
+                taken[number] = jobs;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Claims the taken jobs, and returns those to Redis that the database did not grant.
+    async fn claim_taken(
+        &self,
+        engine: &Engine,
+        mut requests: Vec<ClaimRequest>,
+        taken: Vec<Vec<TakenJob>>,
+        now: Timestamp,
+    ) -> Result<Vec<ClaimResult>, StoreError> {
+        let lanes = &engine.dispatch.lanes;
+        for (request, jobs) in requests.iter_mut().zip(&taken) {
+            request.candidates = Some(jobs.iter().filter_map(|job| candidate(lanes, job)).collect());
+        }
+        let limits: Vec<usize> = requests.iter().map(|request| request.limit).collect();
+        let owners: Vec<Uuid> = requests.iter().map(|request| worker_of(engine, request.owner)).collect();
+        let claims = match engine.store.job_claim(requests, now).await {
+            Ok(claims) => claims,
+            Err(error) => {
+                // What was claimed although no answer came is found out when it is taken again.
+                self.send(taken.into_iter().flatten().map(Move::Put).collect()).await;
+                return Err(error);
+            }
+        };
+        let lease_until_ms = now.plus_ms(ms(engine.config.guardian_interval) * 2).as_ms();
+        let mut granted = Vec::new();
+        let mut limited = Vec::new();
+        let mut refused = Vec::new();
+        for (at, claim) in claims.iter().enumerate() {
+            granted.extend(claim.jobs.iter().map(|job| {
+                let (id, lane, run) = (job.id.0, job.lane, job.run);
+                Move::Grant(GrantedJob { id, lane, owner: owners[at], run, lease_until_ms })
+            }));
+            let ids: HashSet<JobId> = claim.jobs.iter().map(|job| job.id).collect();
+            let held: HashSet<i32> = claim.limited.iter().map(|limited| limited.lane).collect();
+            let left = taken[at].iter().copied().filter(|job| !ids.contains(&JobId(job.id)));
+            let (delayed, unknown): (Vec<TakenJob>, Vec<TakenJob>) =
+                left.partition(|job| claim.rejected || held.contains(&job.lane));
+            // Redis gave all that was wanted, so it may have more.
+            if !unknown.is_empty() && taken[at].len() >= limits[at] {
+                unknown.iter().for_each(|job| lanes.add(job.lane));
+            }
+            limited.extend(delayed.into_iter().map(Move::Put));
+            refused.extend(unknown);
+        }
+        self.push(&*engine.store, granted);
+        limited.extend(self.settle(&*engine.store, lanes, refused).await);
+        self.send(limited).await;
+        Ok(claims)
+    }
+
+    /// Returns what to do with taken jobs that no claim contains: those that are ready go back, others are removed.
+    async fn settle(&self, store: &dyn Store, lanes: &ReadyLanes, refused: Vec<TakenJob>) -> Vec<Move> {
+        if refused.is_empty() {
+            return Vec::new();
+        }
+        let places = match store.queue_places(refused.iter().map(|job| JobId(job.id)).collect()).await {
+            Ok(places) => places,
+            // They are compared when their lease has ended.
+            Err(_) => return Vec::new(),
+        };
+        let mut moves = Vec::with_capacity(refused.len());
+        for (job, place) in refused.into_iter().zip(places) {
+            moves.push(match place {
+                QueuePlace::Ready { lane, ready_at } => match lanes.lane(lane) {
+                    Some(known) => Move::Put(ReadyEntry { id: job.id, lane, score: score(&known, ready_at) }),
+                    None => Move::Put(job),
+                },
+                QueuePlace::Delayed { lane, due_at } => {
+                    Move::Delay(ReadyEntry { id: job.id, lane, score: due_at.as_ms() })
+                }
+                _ => {
+                    self.figures.stale.fetch_add(1, Ordering::Relaxed);
+                    Move::Remove { id: job.id, lane: job.lane }
+                }
+            });
+        }
+        moves
+    }
+
+    /// Makes moves now. If that fails, the lease of the jobs ends and they are compared with the database.
+    async fn send(&self, mut moves: Vec<Move>) {
+        if moves.is_empty() {
+            return;
+        }
+        moves.sort_by_key(|one| match one {
+            Move::Put(entry) | Move::Delay(entry) => entry.lane,
+            Move::Remove { lane, .. } => *lane,
+            Move::Grant(_) | Move::Finish(_) => 0,
+        });
+        if let Err(error) = self.redis.apply(&moves, Placement::Now).await {
+            self.record_failure(&error);
+        }
+    }
+}
+
+/// Returns the lanes of a request that Redis dispatches, with the numbers of their queues and the order inside them.
+fn take_lanes(lanes: &ReadyLanes, request: &ClaimRequest, rules: &Rules) -> Vec<LaneTake> {
+    let mut queues: HashMap<String, usize> = HashMap::new();
+    let mut known: Vec<Arc<Lane>> = request.lanes.iter().filter_map(|lane| lanes.lane(*lane)).collect();
+    known.retain(|lane| !lane.keyed && rules.pause(&lane.queue).is_none());
+    known.sort_by(|one, other| (&one.queue, one.id).cmp(&(&other.queue, other.id)));
+    known.dedup_by_key(|lane| lane.id);
+    let takes = known.iter().map(|lane| {
+        let count = queues.len();
+        let queue = *queues.entry(lane.queue.clone()).or_insert(count);
+        let order = rules.claim_order(&lane.queue);
+        let bias = order.score(lane.priority, Timestamp::from_ms(0)) - offset(lane.priority);
+        LaneTake { lane: lane.id, queue, bias }
+    });
+    takes.collect()
+}
+
+/// Returns the id of the worker that a claim is made for.
+fn worker_of(engine: &Engine, owner: Owner) -> Uuid {
+    match owner {
+        Owner::Node(_) => engine.worker_id().0,
+        Owner::Worker { id, .. } => id.0,
+    }
+}
+
+fn candidate(lanes: &ReadyLanes, job: &TakenJob) -> Option<ClaimCandidate> {
+    let lane = lanes.lane(job.lane)?;
+    Some(ClaimCandidate {
+        lane: job.lane,
+        ready_at: Timestamp::from_ms(job.score - offset(lane.priority)),
+        id: JobId(job.id),
+    })
+}

@@ -1,0 +1,66 @@
+//! Passes what has changed in the database on to Redis, many changes in one round trip.
+
+use std::collections::BTreeSet;
+
+use faena_queue::{Move, Placement, ReadyEntry};
+use faena_store::{LaneId, QueueChange, QueueChangeKind};
+
+use super::{RedisDispatch, score};
+use crate::{Engine, EngineError, Round};
+
+/// Most changes of one round trip.
+const BATCH: usize = 2_000;
+
+pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
+    let Some(redis) = &engine.queue.redis else { return Ok(Round::default()) };
+    let feed = engine.store.queue_feed();
+    if feed.take_overflow() {
+        redis.compare();
+    }
+    // Moves that came after the changes of this batch wait for the changes before them.
+    let mut until = feed.stamp();
+    let changes = feed.take(BATCH);
+    if changes.len() == BATCH {
+        until = changes.last().map_or(until, |last| last.stamp.min(until));
+    }
+    let (moves, has_more_moves) = redis.take_moves(BATCH, until);
+    let more = changes.len() == BATCH || has_more_moves;
+    if moves.is_empty() && changes.is_empty() {
+        return Ok(Round { more, ..Round::default() });
+    }
+    let handled = moves.len() + changes.len();
+    let lanes: BTreeSet<LaneId> =
+        changes.iter().filter(|change| change.kind == QueueChangeKind::Ready).map(|change| change.lane).collect();
+    let known: Vec<LaneId> = changes.iter().map(|change| change.lane).collect();
+    engine.dispatch.lanes.load(&*engine.store, &known).await?;
+    let mut ordered: Vec<(u64, Move)> = changes.iter().filter_map(|change| entry(engine, change)).collect();
+    ordered.extend(moves);
+    ordered.sort_by_key(|(stamp, _)| *stamp);
+    let moves: Vec<Move> = ordered.into_iter().map(|(_, one)| one).collect();
+    match redis.redis.apply(&moves, Placement::Now).await {
+        Ok(_) => engine.store.signal_ready(&lanes.into_iter().collect::<Vec<_>>()),
+        // Comparing with the database finds all of them.
+        Err(error) => redis.record_failure(&error),
+    }
+    Ok(Round { handled, more, next_at: None })
+}
+
+fn entry(engine: &Engine, change: &QueueChange) -> Option<(u64, Move)> {
+    let lane = engine.dispatch.lanes.lane(change.lane)?;
+    let entry = |score| ReadyEntry { id: change.id.0, lane: change.lane, score };
+    let one = match change.kind {
+        QueueChangeKind::Ready => Move::Put(entry(score(&lane, change.at))),
+        QueueChangeKind::Delayed => Move::Delay(entry(change.at.as_ms())),
+    };
+    Some((change.stamp, one))
+}
+
+impl RedisDispatch {
+    /// Takes moves up to a stamp. Returns whether there are more.
+    fn take_moves(&self, limit: usize, until: u64) -> (Vec<(u64, Move)>, bool) {
+        let mut waiting = self.moves.lock();
+        let count = waiting.iter().take(limit).take_while(|(stamp, _)| *stamp <= until).count();
+        let taken = waiting.drain(..count).collect();
+        (taken, !waiting.is_empty())
+    }
+}

@@ -1,0 +1,317 @@
+//! Compares Redis with the database and repairs Redis: at the start, after each reconnection, when Redis turns out to be empty, and
+//! in the rhythm of the guardian.
+//!
+//! Missing entries are added, entries of jobs that are not there any more are removed, and jobs that were taken and never claimed
+//! are put back. Only sets whose sizes differ are read. Safe while jobs are dispatched: an entry that is added or removed wrongly
+//! because of a change in between costs one refused claim, or waits for the next comparison.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use faena_domain::{JobId, Timestamp, WorkerState};
+use faena_queue::{Move, Placement, QueueSet, QueueStats, ReadyEntry, WorkerEntry};
+use faena_store::{Counts, Lane, LaneId, QueuePlace, Tally};
+use uuid::Uuid;
+
+use super::{RedisDispatch, score};
+use crate::{Engine, EngineError, Round, config::ms};
+
+/// Rows or entries per page.
+const PAGE: usize = 1_000;
+/// Most pages of delayed jobs that one comparison reads if nothing was lost: jobs that wait for others are counted with them.
+const DELAYED_PAGES: usize = 20;
+/// Number of entries from which on a lane is long.
+const LONG_LANE: u64 = 20_000;
+/// Most workers in the registry.
+const MAX_WORKERS: usize = 1_000;
+
+pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
+    let Some(redis) = &engine.queue.redis else { return Ok(Round::default()) };
+    let lanes = engine.store.lanes().await?;
+    let numbers: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
+    engine.dispatch.lanes.load(&*engine.store, &numbers).await?;
+    let result = redis.reconcile(engine, lanes, &numbers, now).await;
+    if result.is_err() {
+        redis.must_compare.store(true, Ordering::Release);
+    }
+    result
+}
+
+impl RedisDispatch {
+    async fn reconcile(
+        &self,
+        engine: &Engine,
+        lanes: Vec<Lane>,
+        numbers: &[LaneId],
+        now: Timestamp,
+    ) -> Result<Round, EngineError> {
+        let began = self.redis.begin(numbers, now.as_ms()).await?;
+        let connection = self.redis.connections();
+        if began.had_foreign_keys {
+            tracing::error!(
+                "keys of the queue in Redis had values of another program and were replaced; choose another queue.prefix"
+            );
+        }
+        let is_new = self.compared.swap(connection, Ordering::AcqRel) != connection;
+        let is_asked = self.must_compare.swap(false, Ordering::AcqRel);
+        let interval = engine.config.guardian_interval;
+        let must_fill = began.must_fill || is_new || is_asked;
+        if !must_fill && !self.redis.lead(engine.node_id().0, interval.min(Duration::from_secs(60))).await? {
+            return Ok(Round::default());
+        }
+        let counts = engine.store.counts().await?;
+        let stats = self.redis.stats(numbers).await?;
+        let mut comparison = Comparison { engine, dispatch: self, full: must_fill, drift: 0, filled: HashSet::new() };
+        comparison.leases(now).await?;
+        comparison.ready(lanes, &counts, &stats).await?;
+        comparison.delayed(&counts, &stats).await?;
+        comparison.dead_letters(numbers, &counts, &stats).await?;
+        self.publish_workers(engine).await?;
+        let Comparison { drift, filled, .. } = comparison;
+        self.figures.last_drift.store(drift, Ordering::Relaxed);
+        self.figures.repaired.fetch_add(drift, Ordering::Relaxed);
+        if began.must_fill {
+            self.figures.fills.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(entries = drift, "queue in Redis was empty and is filled from the database");
+        } else if drift > 0 {
+            tracing::info!(entries = drift, "queue in Redis repaired");
+        }
+        let mut wake: Vec<LaneId> = filled.into_iter().collect();
+        if must_fill {
+            wake.extend(
+                counts
+                    .by_lane
+                    .iter()
+                    .filter(|((_, tally), n)| *tally == Tally::Queued && **n > 0)
+                    .map(|((lane, _), _)| *lane),
+            );
+        }
+        engine.store.signal_ready(&wake);
+        Ok(Round::done(usize::try_from(drift).unwrap_or(usize::MAX)))
+    }
+
+    /// Writes the registry of workers.
+    async fn publish_workers(&self, engine: &Engine) -> Result<(), EngineError> {
+        let states = vec![WorkerState::Ready, WorkerState::Busy, WorkerState::Draining];
+        let workers = engine.store.worker_list(states, MAX_WORKERS).await?;
+        // The jobs of workers on other nodes are in `processing`.
+        let jobs = engine.dispatch.in_flight.all();
+        let current: HashMap<String, JobId> = jobs.iter().map(|job| (job.worker.to_string(), job.id())).collect();
+        let entries: Vec<WorkerEntry> = workers
+            .into_iter()
+            .map(|worker| {
+                let description = serde_json::json!({
+                    "lastHeartbeat": worker.last_seen_at,
+                    "capabilities": worker.capabilities,
+                    "currentJob": current.get(&worker.registration_id),
+                });
+                WorkerEntry { id: worker.registration_id, description: description.to_string() }
+            })
+            .collect();
+        Ok(self.redis.set_workers(&entries).await?)
+    }
+}
+
+/// One comparison.
+struct Comparison<'a> {
+    engine: &'a Engine,
+    dispatch: &'a RedisDispatch,
+    /// Whether every set is read, even if its size is right.
+    full: bool,
+    /// Entries added or removed.
+    drift: u64,
+    /// Lanes that got entries.
+    filled: HashSet<LaneId>,
+}
+
+impl Comparison<'_> {
+    /// Compares ready jobs, those of high priority first.
+    async fn ready(&mut self, mut lanes: Vec<Lane>, counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
+        lanes.sort_by_key(|lane| (lane.priority.rank(), lane.id));
+        // Both are changed by the same scripts, so they differ only if another program has changed one of them.
+        let is_uneven = stats.priority != stats.lanes.values().sum::<u64>();
+        let mut is_compared = false;
+        for lane in &lanes {
+            let stored = tally(counts, lane.id, Tally::Queued);
+            let known = stats.lanes.get(&lane.id).copied().unwrap_or(0);
+            if self.full || is_uneven || differ(stored, known) {
+                is_compared = true;
+                let new = self.fill_lane(lane).await?;
+                if known + new > stored {
+                    self.purge(QueueSet::Lane(lane.id)).await?;
+                }
+            }
+        }
+        if is_compared {
+            let numbers: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
+            let stats = self.dispatch.redis.stats(&numbers).await?;
+            if stats.priority > stats.lanes.values().sum::<u64>() {
+                self.purge(QueueSet::Priority).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the ready jobs of a lane, and returns how many were missing.
+    async fn fill_lane(&mut self, lane: &Lane) -> Result<u64, EngineError> {
+        let mut after = None;
+        let mut added = 0;
+        loop {
+            let page = self.engine.store.ready_page(lane.id, after, PAGE).await?;
+            let entry = |at, id: JobId| Move::Put(ReadyEntry { id: id.0, lane: lane.id, score: score(lane, at) });
+            let moves: Vec<Move> = page.iter().map(|position| entry(position.at, position.id)).collect();
+            let new = self.dispatch.redis.apply(&moves, Placement::Fill).await?;
+            if new > 0 {
+                added += new;
+                self.drift += new;
+                self.filled.insert(lane.id);
+                // Dispatch need not wait for the rest.
+                self.engine.dispatch.lanes.add(lane.id);
+            }
+            after = page.last().copied();
+            if page.len() < PAGE {
+                return Ok(added);
+            }
+        }
+    }
+
+    /// Removes members of a set that do not belong there.
+    async fn purge(&mut self, set: QueueSet) -> Result<(), EngineError> {
+        let mut from = 0;
+        loop {
+            let page = self.dispatch.redis.page(set, from, PAGE).await?;
+            let ids: Vec<JobId> = page.iter().filter_map(|(member, _)| parse(member)).collect();
+            let places = self.engine.store.queue_places(ids.clone()).await?;
+            let places: HashMap<JobId, QueuePlace> = ids.into_iter().zip(places).collect();
+            let mut wrong = Vec::new();
+            let mut misplaced = Vec::new();
+            for (member, _) in &page {
+                let id = parse(member);
+                match (set, id.and_then(|id| places.get(&id).copied())) {
+                    (QueueSet::Lane(lane), Some(QueuePlace::Ready { lane: actual, .. })) if lane == actual => {}
+                    // Its lane was compared before, or a client has added it: then its lane gets it.
+                    (QueueSet::Priority, Some(QueuePlace::Ready { lane, ready_at })) => {
+                        misplaced.extend(id.zip(self.engine.dispatch.lanes.lane(lane)).map(|(id, known)| {
+                            Move::Put(ReadyEntry { id: id.0, lane, score: score(&known, ready_at) })
+                        }));
+                    }
+                    (QueueSet::Delayed, Some(QueuePlace::Delayed { .. })) => {}
+                    (QueueSet::DeadLetters, Some(QueuePlace::Failed { .. })) => {}
+                    _ => wrong.push(member.clone()),
+                }
+            }
+            from += page.len() - wrong.len();
+            self.dispatch.redis.remove_members(set, &wrong).await?;
+            if let QueueSet::Lane(_) = set {
+                self.dispatch.redis.remove_members(QueueSet::Priority, &wrong).await?;
+            }
+            misplaced.sort_by_key(|one| if let Move::Put(entry) = one { entry.lane } else { 0 });
+            self.drift += wrong.len() as u64 + self.dispatch.redis.apply(&misplaced, Placement::Fill).await?;
+            if page.len() < PAGE {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Compares jobs that wait for a time.
+    async fn delayed(&mut self, counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
+        let waiting = total(counts, Tally::Pending) + total(counts, Tally::Retrying);
+        if !self.full && waiting == stats.delayed {
+            return Ok(());
+        }
+        let mut after = None;
+        for number in 1.. {
+            let page = self.engine.store.delayed_page(after, PAGE).await?;
+            let mut moves: Vec<Move> = page
+                .iter()
+                .map(|(lane, position)| {
+                    Move::Delay(ReadyEntry { id: position.id.0, lane: *lane, score: position.at.as_ms() })
+                })
+                .collect();
+            moves.sort_by_key(|one| if let Move::Delay(entry) = one { entry.lane } else { 0 });
+            self.drift += self.dispatch.redis.apply(&moves, Placement::Fill).await?;
+            after = page.last().map(|(_, position)| *position);
+            if page.len() < PAGE || (!self.full && number == DELAYED_PAGES) {
+                break;
+            }
+        }
+        if self.full || stats.delayed > waiting { self.purge(QueueSet::Delayed).await } else { Ok(()) }
+    }
+
+    async fn dead_letters(&mut self, lanes: &[LaneId], counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
+        if !self.full && total(counts, Tally::Failed) == stats.dead_letters {
+            return Ok(());
+        }
+        for lane in lanes.iter().filter(|lane| tally(counts, **lane, Tally::Failed) > 0) {
+            let mut after = None;
+            loop {
+                let page = self.engine.store.dead_page(*lane, after, PAGE).await?;
+                let jobs: Vec<(Uuid, i64)> = page.iter().map(|job| (job.id.0, job.at.as_ms())).collect();
+                self.drift += self.dispatch.redis.add_dead_letters(&jobs).await?;
+                after = page.last().map(|job| job.id);
+                if page.len() < PAGE {
+                    break;
+                }
+            }
+        }
+        self.purge(QueueSet::DeadLetters).await
+    }
+
+    /// Compares jobs in flight whose lease has ended: the database may have them elsewhere.
+    async fn leases(&mut self, now: Timestamp) -> Result<(), EngineError> {
+        let redis = &self.dispatch.redis;
+        let lease_until = now.plus_ms(ms(self.engine.config.guardian_interval) * 2).as_ms();
+        loop {
+            let members = redis.expired(now.as_ms(), PAGE).await?;
+            let (known, foreign): (Vec<String>, Vec<String>) =
+                members.iter().cloned().partition(|member| parse(member).is_some());
+            redis.remove_processing(&foreign).await?;
+            let ids: Vec<JobId> = known.iter().filter_map(|member| parse(member)).collect();
+            let places = self.engine.store.queue_places(ids.clone()).await?;
+            let mut running = Vec::new();
+            let mut moves = Vec::new();
+            for (id, place) in ids.into_iter().zip(places) {
+                match place {
+                    QueuePlace::InFlight => running.push(id.0),
+                    QueuePlace::Ready { lane, ready_at } => {
+                        let Some(known) = self.engine.dispatch.lanes.lane(lane) else { continue };
+                        moves.push(Move::Put(ReadyEntry { id: id.0, lane, score: score(&known, ready_at) }));
+                        self.filled.insert(lane);
+                    }
+                    QueuePlace::Delayed { lane, due_at } => {
+                        moves.push(Move::Delay(ReadyEntry { id: id.0, lane, score: due_at.as_ms() }));
+                    }
+                    QueuePlace::Failed { .. } | QueuePlace::Elsewhere => moves.push(Move::Remove { id: id.0, lane: 0 }),
+                }
+            }
+            self.drift += (moves.len() + foreign.len()) as u64;
+            redis.renew(&running, lease_until).await?;
+            redis.apply(&moves, Placement::Now).await?;
+            if members.len() < PAGE {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Returns whether a lane must be compared. The two counts are not of the same moment, so a long lane that jobs enter and leave
+/// may differ by some; reading it each time would cost more than an entry that waits until the lane is shorter.
+fn differ(stored: u64, known: u64) -> bool {
+    let tolerance = if stored.max(known) >= LONG_LANE { LONG_LANE / 4 } else { 0 };
+    stored.abs_diff(known) > tolerance
+}
+
+fn parse(member: &str) -> Option<JobId> {
+    member.parse::<Uuid>().ok().map(JobId)
+}
+
+fn tally(counts: &Counts, lane: LaneId, tally: Tally) -> u64 {
+    counts.by_lane.get(&(lane, tally)).map_or(0, |n| u64::try_from(*n).unwrap_or(0))
+}
+
+fn total(counts: &Counts, wanted: Tally) -> u64 {
+    counts.by_lane.iter().filter(|((_, tally), _)| *tally == wanted).map(|(_, n)| u64::try_from(*n).unwrap_or(0)).sum()
+}

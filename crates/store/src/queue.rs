@@ -1,0 +1,160 @@
+//! What a queue outside the database needs: to follow which jobs become ready, and to compare itself with the database.
+//!
+//! The database stays the truth. Changes are announced in memory after their commits; what a node that dies does not announce is
+//! found by comparing.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use async_trait::async_trait;
+use faena_domain::{JobId, Timestamp};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::{LaneId, Result};
+
+/// Lets another queue follow and check the queue of the database.
+#[async_trait]
+pub trait QueueStore: Send + Sync + 'static {
+    /// Returns the announcements of this process. They are empty until they are switched on.
+    fn queue_feed(&self) -> &QueueFeed;
+
+    /// Signals on every node that these lanes have ready jobs.
+    fn signal_ready(&self, lanes: &[LaneId]);
+
+    /// Returns ready jobs of a lane in claim order, after a position.
+    async fn ready_page(&self, lane: LaneId, after: Option<QueuePosition>, limit: usize) -> Result<Vec<QueuePosition>>;
+
+    /// Returns jobs that wait for a time, by that time, after a position.
+    async fn delayed_page(&self, after: Option<QueuePosition>, limit: usize) -> Result<Vec<(LaneId, QueuePosition)>>;
+
+    /// Returns failed jobs of a lane with the times of their failures, by id, after one of them.
+    async fn dead_page(&self, lane: LaneId, after: Option<JobId>, limit: usize) -> Result<Vec<QueuePosition>>;
+
+    /// Returns where each of these jobs is.
+    async fn queue_places(&self, ids: Vec<JobId>) -> Result<Vec<QueuePlace>>;
+}
+
+/// Position of a job in the order of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct QueuePosition {
+    pub at: Timestamp,
+    pub id: JobId,
+}
+
+/// Where a job is, as far as a queue is concerned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QueuePlace {
+    Ready {
+        lane: LaneId,
+        ready_at: Timestamp,
+    },
+    Delayed {
+        lane: LaneId,
+        due_at: Timestamp,
+    },
+    InFlight,
+    Failed {
+        at: Timestamp,
+    },
+    /// Finished otherwise, waiting for its parents, or unknown.
+    Elsewhere,
+}
+
+/// A job that has become ready or waits for a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueChange {
+    pub lane: LaneId,
+    pub at: Timestamp,
+    pub id: JobId,
+    pub kind: QueueChangeKind,
+    /// Order among all changes and stamps of a [`QueueFeed`].
+    pub stamp: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QueueChangeKind {
+    Ready,
+    Delayed,
+}
+
+impl QueueChange {
+    pub fn ready(lane: LaneId, at_ms: i64, id: JobId) -> QueueChange {
+        QueueChange { lane, at: Timestamp::from_ms(at_ms), id, kind: QueueChangeKind::Ready, stamp: 0 }
+    }
+
+    pub fn delayed(lane: LaneId, at_ms: i64, id: JobId) -> QueueChange {
+        QueueChange { kind: QueueChangeKind::Delayed, ..QueueChange::ready(lane, at_ms, id) }
+    }
+}
+
+/// Most changes that wait to be read. Beyond that they are dropped and must be found by comparing.
+const MAX_CHANGES: usize = 200_000;
+
+/// The changes of this process, in the order of their commits.
+#[derive(Default)]
+pub struct QueueFeed {
+    is_on: AtomicBool,
+    changes: Mutex<Vec<QueueChange>>,
+    has_overflowed: AtomicBool,
+    stamps: AtomicU64,
+    wakeup: Arc<Notify>,
+}
+
+impl QueueFeed {
+    pub fn switch_on(&self) {
+        self.is_on.store(true, Ordering::Release);
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Acquire)
+    }
+
+    /// Announces changes, after their commit.
+    pub(crate) fn add(&self, changes: impl IntoIterator<Item = QueueChange>) {
+        if !self.is_on() {
+            return;
+        }
+        let mut waiting = self.changes.lock();
+        waiting.extend(changes.into_iter().map(|change| QueueChange { stamp: self.stamp(), ..change }));
+        if waiting.len() > MAX_CHANGES {
+            waiting.clear();
+            self.has_overflowed.store(true, Ordering::Release);
+        }
+        if !waiting.is_empty() || self.has_overflowed.load(Ordering::Acquire) {
+            self.wakeup.notify_one();
+        }
+    }
+
+    /// Takes up to `limit` changes.
+    pub fn take(&self, limit: usize) -> Vec<QueueChange> {
+        let mut waiting = self.changes.lock();
+        let count = limit.min(waiting.len());
+        waiting.drain(..count).collect()
+    }
+
+    /// Returns whether changes were dropped since the last call.
+    pub fn take_overflow(&self) -> bool {
+        self.has_overflowed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns a number that orders what happens now among the changes: those announced before have smaller ones.
+    pub fn stamp(&self) -> u64 {
+        self.stamps.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Returns what is notified when there are changes.
+    pub fn wakeup(&self) -> Arc<Notify> {
+        self.wakeup.clone()
+    }
+
+    pub fn len(&self) -> usize {
+        self.changes.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
