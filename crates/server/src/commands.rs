@@ -10,7 +10,7 @@ use faena_store::ExternalMapping;
 use crate::{
     bench,
     config::{self, Config},
-    doctor, health, keys, reference, serve,
+    doctor, health, keys, moving, reference, serve,
 };
 
 /// Durable job server and task orchestrator
@@ -31,6 +31,17 @@ enum Command {
     /// Migrate the database schema, then exit
     #[command(after_help = "Example:\n  faena migrate --database-url postgres://user:password@host/database")]
     Migrate(ConfigArguments),
+    /// Move everything from SQLite to an empty PostgreSQL database; run it again to continue after an interruption
+    #[command(
+        after_help = "Examples:\n  faena move --from sqlite:faena-data/faena.db --to postgres://user:password@host/database --dry-run\n  DATABASE_URL=postgres://user:password@host/database faena move --from sqlite:faena-data/faena.db"
+    )]
+    Move {
+        /// Configuration file with the target [default: faena.toml, if it exists]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        #[command(flatten)]
+        arguments: moving::Arguments,
+    },
     /// Show the effective configuration and the source of each value
     #[command(after_help = "Example:\n  faena config --config /etc/faena/faena.toml")]
     Config {
@@ -204,6 +215,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 anyhow::Ok(())
             })?;
             print("schema is up to date");
+        }
+        Command::Move { config, arguments } => {
+            let target = ConfigArguments { config, database_url: arguments.to.clone() };
+            let config = target.load(&target.flags())?;
+            return runtime()?.block_on(moving::run(&arguments, config.text("database.url")));
         }
         Command::Config { config, json, example } => {
             if example {

@@ -143,7 +143,7 @@ impl Report {
 }
 
 /// Formats a count with its noun, such as `1 234 567 jobs`.
-fn number(n: u64, one: &str) -> String {
+pub fn number(n: u64, one: &str) -> String {
     let digits = n.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {

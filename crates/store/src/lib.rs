@@ -44,6 +44,7 @@ mod task_cache;
 mod task_meter;
 mod task_rows;
 mod tasks;
+pub mod transfer;
 mod usage;
 mod webhooks;
 mod approval_webhooks;

@@ -34,6 +34,7 @@ mod log;
 mod markdown;
 mod metrics;
 mod monitoring;
+mod moving;
 mod nodes;
 mod openapi;
 mod origins;

@@ -100,6 +100,7 @@ pages! {
         events => "docs/guides/events.md",
         migrating_from_bullmq => "docs/guides/migrating-from-bullmq.md",
         migrating_from_celery => "docs/guides/migrating-from-celery.md",
+        moving_to_postgresql => "docs/guides/moving-to-postgresql.md",
         pools => "docs/guides/pools.md",
         submitting_jobs => "docs/guides/submitting-jobs.md",
         task_services => "docs/guides/task-services.md",

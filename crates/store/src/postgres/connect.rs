@@ -5,7 +5,7 @@ use std::{io::ErrorKind, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime};
 use rustls_platform_verifier::ConfigVerifierExt;
-use tokio_postgres::{Config, config::TargetSessionAttrs};
+use tokio_postgres::{Config, GenericClient, config::TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::hosts::Hosts;
@@ -140,40 +140,59 @@ pub fn is_lost_statement(error: &tokio_postgres::Error) -> bool {
 const MIGRATION_LOCK: i64 = 0x66_61_65_6e_61;
 
 pub async fn prepare_schema(pool: &Pool, options: &StoreOptions) -> Result<()> {
-    let setup = |error: &dyn std::error::Error| unusable(&error_chain(error));
     let mut client = pool.get().await.map_err(|error| unusable(&no_connection(error).to_string()))?;
     check_prepared_statements(pool, &client).await?;
+    let tx = client.transaction().await?;
+    migrate_in(&*tx, options).await?;
+    require_complete(&*tx).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Applies missing migrations in the current transaction.
+pub async fn migrate_in(client: &impl GenericClient, options: &StoreOptions) -> Result<()> {
+    let setup = |error: &dyn std::error::Error| unusable(&error_chain(error));
     let version: i32 =
         client.query_one("SELECT current_setting('server_version_num')::int", &[]).await.map_err(|e| setup(&e))?.get(0);
     if version < 130_000 {
         return Err(StoreError::Setup(format!("PostgreSQL {} is too old; Faena needs 13 or newer", version / 10_000)));
     }
-    let tx = client.transaction().await?;
     // Nodes that start together migrate one after the other; the second finds nothing to do.
-    tx.execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK]).await?;
-    let known: bool = tx.query_one("SELECT to_regclass('faena.faena_schema') IS NOT NULL", &[]).await?.get(0);
+    client.execute("SELECT pg_advisory_xact_lock($1)", &[&MIGRATION_LOCK]).await?;
+    let known: bool = client.query_one("SELECT to_regclass('faena.faena_schema') IS NOT NULL", &[]).await?.get(0);
     let found: i32 = if known {
-        tx.query_one("SELECT coalesce(max(version), 0) FROM faena.faena_schema", &[]).await?.get(0)
+        client.query_one("SELECT coalesce(max(version), 0) FROM faena.faena_schema", &[]).await?.get(0)
     } else {
         0
     };
     let missing = migrate::missing(options.migrations, found, options.migrate)?;
     if !known {
-        tx.batch_execute(
-            "CREATE SCHEMA IF NOT EXISTS faena;
-             CREATE TABLE faena.faena_schema (version int PRIMARY KEY, name text NOT NULL, applied_at bigint NOT NULL)",
-        )
-        .await
-        .map_err(|e| setup(&e))?;
+        client
+            .batch_execute(
+                "CREATE SCHEMA IF NOT EXISTS faena;
+                 CREATE TABLE faena.faena_schema (version int PRIMARY KEY, name text NOT NULL, applied_at bigint NOT NULL)",
+            )
+            .await
+            .map_err(|e| setup(&e))?;
     }
     for migration in missing {
-        tx.batch_execute(migration.postgres).await?;
-        tx.execute(
-            "INSERT INTO faena.faena_schema VALUES ($1, $2, $3)",
-            &[&migration.version, &migration.name, &faena_domain::Timestamp::now().as_ms()],
-        )
-        .await?;
+        client.batch_execute(migration.postgres).await?;
+        client
+            .execute(
+                "INSERT INTO faena.faena_schema VALUES ($1, $2, $3)",
+                &[&migration.version, &migration.name, &faena_domain::Timestamp::now().as_ms()],
+            )
+            .await?;
     }
-    tx.commit().await?;
+    Ok(())
+}
+
+/// Fails if the database contains only a part of another one: a move to it has not ended.
+pub async fn require_complete(client: &impl GenericClient) -> Result<()> {
+    let row = client.query_one("SELECT to_regclass('faena.move_progress') IS NOT NULL", &[]).await?;
+    if row.get(0) {
+        let text = "a move from SQLite to this database is not complete; run the same \"faena move\" again, which continues it";
+        return Err(StoreError::Setup(text.into()));
+    }
     Ok(())
 }

@@ -94,6 +94,7 @@ async fn check_server(client: &Object, now: Timestamp, findings: &mut Vec<Findin
     if let Some(old) = check_schema(schema, "postgres")? {
         return Ok(Some(old));
     }
+    connect::require_complete(&***client).await?;
     if version < 130_000 {
         findings.push(code_of("postgres-old").finding(1, format!("PostgreSQL has version {}", version / 10_000)));
     }

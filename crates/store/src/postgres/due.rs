@@ -275,35 +275,43 @@ const DAYS_AHEAD: i64 = 3;
 /// Creates one partition of `done` per day (UTC), for today and the coming days. Safe on every node at the same time.
 pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
-    for day in 0..=DAYS_AHEAD {
-        let from = (now.as_ms().div_euclid(DAY_MS) + day) * DAY_MS;
-        let name = partition_name(from);
-        let known = client
-            .query_one("SELECT to_regclass($1) IS NOT NULL", &[&format!("faena.{name}")])
-            .await?
-            .get::<_, bool>(0);
-        if known {
-            continue;
-        }
-        // Fails if the default partition has rows of that day; then they stay there, which does no harm.
-        let made = client
-            .batch_execute(&format!(
-                "SET lock_timeout = '2s'; CREATE TABLE IF NOT EXISTS faena.{name} PARTITION OF faena.done \
-                 (PRIMARY KEY (lane, id)) FOR VALUES FROM ({from}) TO ({}); RESET lock_timeout",
-                from + DAY_MS
-            ))
-            .await;
-        if let Err(error) = made {
-            client.batch_execute("RESET lock_timeout").await?;
-            let concurrent = [SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION, SqlState::T_R_DEADLOCK_DETECTED];
-            if concurrent.iter().any(|code| error.code() == Some(code)) {
-                // Another node has created it, or is doing so; the next round checks again.
-                continue;
-            }
-            tracing::warn!(partition = name, error = %error_chain(&error), "partition not created, using the default partition");
-        }
-    }
+    make_coming_partitions(&client, now).await?;
     client.return_to_pool(Ok(()))
+}
+
+pub async fn make_coming_partitions(client: &Object, now: Timestamp) -> Result<()> {
+    for day in 0..=DAYS_AHEAD {
+        make_partition(client, (now.as_ms().div_euclid(DAY_MS) + day) * DAY_MS).await?;
+    }
+    Ok(())
+}
+
+/// Creates the partition of the day that begins at `from`, unless it exists.
+pub async fn make_partition(client: &Object, from: i64) -> Result<()> {
+    let name = partition_name(from);
+    let known =
+        client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&format!("faena.{name}")]).await?.get::<_, bool>(0);
+    if known {
+        return Ok(());
+    }
+    // Fails if the default partition has rows of that day; then they stay there, which does no harm.
+    let made = client
+        .batch_execute(&format!(
+            "SET lock_timeout = '2s'; CREATE TABLE IF NOT EXISTS faena.{name} PARTITION OF faena.done \
+             (PRIMARY KEY (lane, id)) FOR VALUES FROM ({from}) TO ({}); RESET lock_timeout",
+            from + DAY_MS
+        ))
+        .await;
+    if let Err(error) = made {
+        client.batch_execute("RESET lock_timeout").await?;
+        let concurrent = [SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION, SqlState::T_R_DEADLOCK_DETECTED];
+        if concurrent.iter().any(|code| error.code() == Some(code)) {
+            // Another node has created it, or is doing so; the next round checks again.
+            return Ok(());
+        }
+        tracing::warn!(partition = name, error = %error_chain(&error), "partition not created, using the default partition");
+    }
+    Ok(())
 }
 
 /// Returns the partitions that must exist: of today and the coming days.

@@ -145,7 +145,7 @@ async fn lock_subscriptions(client: &Object) -> Result<()> {
 ///
 /// PostgreSQL: the triggers concern all sessions. Running writers are waited for, but for less time than the server takes to
 /// look for deadlocks: so this transaction is aborted and repeated, and never one of a job.
-async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
+pub async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
     let row = client
         .query_one(
             "SELECT EXISTS (SELECT FROM faena.subscription WHERE until > $1),

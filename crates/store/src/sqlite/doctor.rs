@@ -95,11 +95,7 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     let jobs = collector.jobs;
     let mut all = collector.findings();
     all.append(&mut findings);
-    let in_use_by = match server {
-        Server::None => None,
-        Server::Running(process) => Some(process.map_or("another process".into(), |id| format!("process {id}"))),
-    };
-    Ok(Inspection { engine: "sqlite", jobs, in_use_by, findings: all })
+    Ok(Inspection { engine: "sqlite", jobs, in_use_by: server.describe(), findings: all })
 }
 
 /// What cannot be read because the file is damaged becomes a finding, and the inspection continues.
@@ -169,6 +165,20 @@ enum Server {
     None,
     /// With its process id, if that is visible.
     Running(Option<String>),
+}
+
+impl Server {
+    fn describe(self) -> Option<String> {
+        match self {
+            Server::None => None,
+            Server::Running(process) => Some(process.map_or("another process".into(), |id| format!("process {id}"))),
+        }
+    }
+}
+
+/// Names the server that uses the file.
+pub fn running_server(path: &Path) -> Option<String> {
+    server(path).describe()
 }
 
 /// Determines from the lock file whether a server runs.

@@ -38,6 +38,7 @@ mod position;
 mod submit;
 mod task_queue;
 mod tasks;
+pub mod transfer;
 mod usage;
 mod webhooks;
 mod workers;

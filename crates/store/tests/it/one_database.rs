@@ -8,3 +8,4 @@ mod plans;
 mod postgres;
 mod sqlite;
 mod tasks;
+mod transfer;
