@@ -10,7 +10,7 @@ use crate::Timestamp;
 
 /// Keeps the ids of one millisecond in the order of their creation.
 static CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
-/// Of its own, so that ids of the current time do not move those of a given time forward.
+/// A separate context, so that ids of the current time do not move those of a given time forward.
 static NOW_CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 
 /// Number of one claim of a job.

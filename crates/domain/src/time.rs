@@ -65,7 +65,7 @@ impl Timestamp {
 
 /// Returns the start of a date like `2026-11-15` in UTC.
 fn midnight(text: &str) -> Option<jiff::Timestamp> {
-    // The parser of dates also accepts a time behind the date, without an offset. That would be a guess.
+    // The parser of dates also accepts a time after the date, without an offset. That would be a guess.
     if text.len() != "2026-11-15".len() {
         return None;
     }

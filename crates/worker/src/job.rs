@@ -89,7 +89,7 @@ open_enum! {
         Created = "created",
         /// The job became ready to run.
         Queued = "queued",
-        /// A limit held the job back.
+        /// A limit delayed the job.
         Limited = "limited",
         /// A worker process is being started for the job.
         Scheduled = "scheduled",
@@ -309,7 +309,7 @@ pub struct Job {
     pub id: JobId,
     /// The display name; the type if none was given.
     pub name: String,
-    /// The type, by which workers are chosen.
+    /// The type. It selects the workers.
     #[serde(rename = "type")]
     pub kind: String,
     /// The queue.
@@ -390,7 +390,7 @@ pub struct Job {
     pub attempt: u32,
     /// The URL that is notified when it finishes.
     pub webhook_url: Option<String>,
-    /// Ties together what follows from one cause; its own id if none was given.
+    /// Groups related jobs, tasks and events; the job's own id if none was given.
     pub correlation_id: String,
     /// The key under which a repeated submission is recognised.
     pub idempotency_key: Option<String>,
@@ -431,7 +431,7 @@ pub struct SubmittedJob {
     pub status: JobState,
     /// When the server stored it.
     pub created_at: Timestamp,
-    /// Ties together what follows from one cause; the job's own id if none was given.
+    /// Groups related jobs, tasks and events; the job's own id if none was given.
     pub correlation_id: String,
 }
 

@@ -1,6 +1,6 @@
 //! Sends finished spans to an OpenTelemetry collector, over OTLP/HTTP.
 //!
-//! Spans wait in a bounded queue; what does not fit is dropped and counted, so a collector that is slow or away costs memory up to
+//! Spans wait in a bounded queue; what does not fit is dropped and counted, so a collector that is slow or not reachable costs memory up to
 //! that bound and never delays a job. A batch that could not be sent is sent again with a growing delay.
 
 use std::{
@@ -243,7 +243,7 @@ impl Exporter {
     }
 }
 
-/// Returns the error of a response without success. The statuses that allow to send again are those of the OTLP specification.
+/// Returns the error of a response without success. The OTLP specification says which statuses allow a retry.
 fn rejection(status: StatusCode, headers: &HeaderMap) -> ExportError {
     let retry_after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
     ExportError {

@@ -154,7 +154,7 @@ impl WorkerStatus {
         self.stored.seen_at = Timestamp::from_ms(0);
     }
 
-    /// Takes back an update that could not be stored.
+    /// Restores an update that could not be stored.
     pub fn restore_update(&mut self, update: WorkerUpdate) {
         let mut changes = update.changes;
         changes.append(&mut self.changes);
