@@ -10,7 +10,7 @@ use faena_store::ExternalMapping;
 use crate::{
     bench,
     config::{self, Config},
-    doctor, health, keys, moving, reference, serve,
+    doctor, health, keys, memory, moving, reference, serve,
 };
 
 /// Durable job server and task orchestrator
@@ -200,6 +200,7 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(arguments) => {
+            memory::give_back_freed_memory();
             let mut flags = arguments.config.flags();
             flags.extend(arguments.host.map(|value| ("server.host", value)));
             flags.extend(arguments.port.map(|value| ("server.port", value)));

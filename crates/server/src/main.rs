@@ -8,13 +8,10 @@ mod health;
 mod http;
 mod keys;
 mod listen;
+mod memory;
 mod moving;
 mod reference;
 mod serve;
-
-/// Gives memory back to the system after a burst, which the allocator of glibc often does not.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
     // The environment contains keys and the password of the database.

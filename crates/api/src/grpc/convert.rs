@@ -3,7 +3,9 @@
 //! Requests become the JSON bodies of the HTTP API, so that one parser checks both. An enum value has the name of its JSON
 //! value after the prefix: `PRIORITY_HIGH` is `HIGH`, `OVERLAP_QUEUE_ONE` is `queue_one`.
 
-use faena_domain::{Attempt, ErrorReason, JobState, JobView, Priority, Step, Timestamp, schedule::TickOutcome};
+use faena_domain::{
+    Attempt, ErrorReason, JobState, JobView, LogEntry, Priority, Step, Timestamp, schedule::TickOutcome,
+};
 use faena_wire::v1;
 use serde_json::{Map, Value, value::RawValue};
 
@@ -242,14 +244,18 @@ pub fn retry_policy(fields: RetryFields) -> v1::RetryPolicy {
     }
 }
 
-pub fn job(job: JobView) -> v1::Job {
-    let steps = job.steps.into_iter().map(step);
-    let log = job.execution_log.into_iter().map(|entry| v1::LogEntry {
+pub fn log_entry(entry: LogEntry) -> v1::LogEntry {
+    v1::LogEntry {
         timestamp: Some(timestamp(entry.timestamp)),
         event: entry.event.as_str().into(),
         details: entry.details,
         run: entry.run,
-    });
+    }
+}
+
+pub fn job(job: JobView) -> v1::Job {
+    let steps = job.steps.into_iter().map(step);
+    let log = job.execution_log.into_iter().map(log_entry);
     let retry = RetryFields {
         max_retries: job.max_retries,
         delay_ms: job.retry_delay,

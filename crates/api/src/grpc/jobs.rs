@@ -8,9 +8,9 @@ use faena_domain::{JobState, Timestamp};
 use faena_engine::CancelResult;
 use faena_wire::v1::{
     BatchCreateJobsRequest, BatchCreateJobsResponse, CancelJobRequest, CancelJobResponse, CreateJobRequest,
-    CreateJobResponse, DeleteJobRequest, DeleteJobResponse, GetJobRequest, GetJobResponse, JobSpec, ListJobsRequest,
-    ListJobsResponse, RetryJobRequest, RetryJobResponse, WatchJobRequest, WatchJobResponse,
-    job_service_server::JobService,
+    CreateJobResponse, DeleteJobRequest, DeleteJobResponse, GetJobLogRequest, GetJobLogResponse, GetJobRequest,
+    GetJobResponse, JobSpec, ListJobsRequest, ListJobsResponse, RetryJobRequest, RetryJobResponse, WatchJobRequest,
+    WatchJobResponse, job_service_server::JobService,
 };
 use futures_util::Stream;
 use serde_json::Value;
@@ -27,6 +27,7 @@ use crate::{
     job_watch::JobWatches,
     request::parse_job_id,
     rest::{
+        job_log,
         jobs::{submit_batch, submit_one},
         list::find,
     },
@@ -99,6 +100,19 @@ impl JobService for Jobs {
         access::require_job(&self.0, id).await?;
         self.0.engine.store.job_delete(id, Some(&actor()), Timestamp::now()).await.map_err(ApiError::from)?;
         Ok(Response::new(DeleteJobResponse {}))
+    }
+
+    async fn get_job_log(&self, request: Request<GetJobLogRequest>) -> GrpcResult<GetJobLogResponse> {
+        let request = request.into_inner();
+        let id = parse_job_id(&request.id)?;
+        access::require_job(&self.0, id).await?;
+        let size = request.page_size.map(|size| size.to_string());
+        let cursor = (!request.page_token.is_empty()).then_some(request.page_token);
+        let page = job_log::read(&self.0, id, Some(&query([("limit", size), ("cursor", cursor)]))).await?;
+        Ok(Response::new(GetJobLogResponse {
+            entries: page.entries.into_iter().map(convert::log_entry).collect(),
+            next_page_token: page.next_cursor.unwrap_or_default(),
+        }))
     }
 
     type WatchJobStream = Pin<Box<dyn Stream<Item = Result<WatchJobResponse, Status>> + Send>>;

@@ -21,6 +21,7 @@ const CALLS: &[(&str, &[KeyScope])] = &[
     ("faena.v1.JobService/BatchCreateJobs", &[Write]),
     ("faena.v1.JobService/GetJob", &[Read]),
     ("faena.v1.JobService/ListJobs", &[Read]),
+    ("faena.v1.JobService/GetJobLog", &[Read]),
     ("faena.v1.JobService/CancelJob", &[Write]),
     ("faena.v1.JobService/RetryJob", &[Write]),
     ("faena.v1.JobService/DeleteJob", &[Write]),

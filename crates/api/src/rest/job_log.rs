@@ -4,7 +4,7 @@ use axum::{
     Json,
     extract::{RawQuery, State},
 };
-use faena_domain::LogEntry;
+use faena_domain::{JobId, LogEntry};
 use faena_store::{LogCursor, LogPage, StoreError};
 use faena_wire::JobLog;
 
@@ -21,9 +21,13 @@ pub async fn log(
     Segment(id): Segment,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Json<JobLog<LogEntry>>> {
-    let id = parse_job_id(&id)?;
+    Ok(Json(read(&api, parse_job_id(&id)?, query.as_deref()).await?))
+}
+
+/// Reads a page of the log, for REST and gRPC alike.
+pub async fn read(api: &Api, id: JobId, query: Option<&str>) -> ApiResult<JobLog<LogEntry>> {
     let (mut limit, mut after) = (DEFAULT_ENTRIES, None);
-    read_query(query.as_deref(), &[], |name, value| {
+    read_query(query, &[], |name, value| {
         match name {
             "limit" => limit = parse_number(&value, MAX_ENTRIES)?,
             "cursor" => after = Some(LogCursor::parse(&value).ok_or("is not a cursor of this list")?),
@@ -33,5 +37,5 @@ pub async fn log(
     })?;
     let page = api.engine.store.job_log(id, after, limit).await?;
     let LogPage { entries, next } = page.ok_or(StoreError::NotFound(id))?;
-    Ok(Json(JobLog { entries, next_cursor: next.map(|cursor| cursor.to_string()) }))
+    Ok(JobLog { entries, next_cursor: next.map(|cursor| cursor.to_string()) })
 }

@@ -1,9 +1,9 @@
 //! Tests of `faena.v1.JobService`.
 
 use faena_wire::v1::{
-    BatchCreateJobsRequest, CancelJobRequest, CreateJobRequest, DeleteJobRequest, ErrorReason, GetJobRequest, Job,
-    JobSort, JobSpec, JobState, ListJobsRequest, OnParentFailure, Priority, RetryJobRequest, RetryPolicy, SortOrder,
-    WatchJobRequest, job_service_client::JobServiceClient,
+    BatchCreateJobsRequest, CancelJobRequest, CreateJobRequest, DeleteJobRequest, ErrorReason, GetJobLogRequest,
+    GetJobRequest, Job, JobSort, JobSpec, JobState, ListJobsRequest, OnParentFailure, Priority, RetryJobRequest,
+    RetryPolicy, SortOrder, WatchJobRequest, job_service_client::JobServiceClient,
 };
 use serde_json::json;
 use tonic::Code;
@@ -156,6 +156,20 @@ async fn jobs_are_listed_cancelled_retried_watched_and_deleted() {
     let mut stream = client.watch_job(WatchJobRequest { id: id.clone() }).await.unwrap().into_inner();
     assert_eq!(stream.message().await.unwrap().unwrap().job.unwrap().state(), JobState::Completed);
     assert!(stream.message().await.unwrap().is_none(), "the stream ends with the job");
+    let whole: Vec<String> = get(&mut client, &id).await.execution_log.into_iter().map(|entry| entry.event).collect();
+    let (mut paged, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = GetJobLogRequest { id: id.clone(), page_size: Some(1), page_token };
+        let page = client.get_job_log(request).await.unwrap().into_inner();
+        paged.extend(page.entries.into_iter().map(|entry| entry.event));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(paged, whole);
+    let invalid = GetJobLogRequest { id: id.clone(), page_size: Some(0), page_token: "x".into() };
+    assert_eq!(client.get_job_log(invalid).await.unwrap_err().code(), Code::InvalidArgument);
     client.delete_job(DeleteJobRequest { id: id.clone() }).await.unwrap();
     assert_eq!(client.get_job(GetJobRequest { id }).await.unwrap_err().code(), Code::NotFound);
 }

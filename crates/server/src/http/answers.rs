@@ -8,7 +8,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use axum::{
@@ -23,8 +23,9 @@ use tower::ServiceExt;
 use super::unavailable;
 
 /// Requests without effect that are handled at the same time. What they read is in memory before its size is known.
-const READS: usize = 64;
-/// Requests without effect of one connection that are handled at the same time, or whose large answer is not sent.
+const READS: usize = 24;
+/// Requests without effect of one connection that are handled at the same time, or whose large answer is not sent. Until
+/// its first small answer, a connection has one.
 const READS_OF_CONNECTION: usize = 8;
 
 /// The answers of the process.
@@ -40,6 +41,7 @@ pub struct ConnectionAnswers {
     reads: Arc<Semaphore>,
     /// Size of the previous answer if it was large, otherwise 0.
     previous: Arc<AtomicUsize>,
+    had_small: Arc<AtomicBool>,
 }
 
 /// What a large answer occupies until it is sent.
@@ -50,7 +52,17 @@ pub struct Unsent {
 
 impl Default for ConnectionAnswers {
     fn default() -> ConnectionAnswers {
-        ConnectionAnswers { reads: Arc::new(Semaphore::new(READS_OF_CONNECTION)), previous: Arc::default() }
+        ConnectionAnswers { reads: Arc::new(Semaphore::new(1)), previous: Arc::default(), had_small: Arc::default() }
+    }
+}
+
+impl ConnectionAnswers {
+    /// Records the size of an answer, 0 if it is small.
+    fn record(&self, bytes: usize) {
+        self.previous.store(bytes, Ordering::Relaxed);
+        if bytes == 0 && !self.had_small.swap(true, Ordering::Relaxed) {
+            self.reads.add_permits(READS_OF_CONNECTION - 1);
+        }
     }
 }
 
@@ -82,7 +94,7 @@ impl Answers {
         let (parts, body) = request.into_parts();
         let mut response = self.read(router.clone(), Request::from_parts(parts.clone(), body)).await;
         let mut bytes = self.large_bytes(&response);
-        connection.previous.store(bytes, Ordering::Relaxed);
+        connection.record(bytes);
         if !charge.try_cover(bytes) {
             // Without the answer, waiting costs nothing. The request has no effect, so it can be handled again.
             drop(response);

@@ -46,13 +46,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often failed accepts and rejected connections are logged.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Requests that one HTTP/2 connection may have in flight.
-const MAX_STREAMS: u32 = 128;
+const MAX_STREAMS: u32 = 64;
 /// Data of requests that an HTTP/2 connection buffers while no handler reads it.
 const HTTP2_WINDOW_BYTES: u32 = 128 << 10;
 /// How long the requests of an HTTP/2 connection that is closed may take to end.
 const HTTP2_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Buffer of an HTTP/1 connection for headers and for responses that are not sent yet.
-const HTTP1_BUFFER_BYTES: usize = 128 << 10;
+/// Buffer of an HTTP/1 connection for headers and for responses that are not sent yet. Holds the largest set of headers.
+const HTTP1_BUFFER_BYTES: usize = MAX_HEADER_BYTES + (8 << 10);
 /// Largest set of headers of one request.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// How long a client may take to answer a ping on an idle HTTP/2 connection.

@@ -93,6 +93,33 @@ async fn clients_that_do_not_read_make_room_for_the_large_answers_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_memory_of_large_requests_is_given_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let faena = Faena::start(folder.path(), &[("FAENA_SERVER_IN_FLIGHT_BYTES", "268435456")]).await;
+    let resident_mib = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", faena.process_id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1_024
+    };
+    faena.submit(json!({"name": "elsewhere"})).await;
+    let before = resident_mib();
+    // Batches that never end: the server keeps what it has received.
+    let body = " ".repeat(15 << 20);
+    let head = "POST /api/v1/jobs/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16777216\r\n\r\n";
+    let unfinished: Vec<TcpStream> = (0..8)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address(&faena)).unwrap();
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(body.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    eventually("the batches are in memory", async || (resident_mib() > before + 90).then_some(())).await;
+    drop(unfinished);
+    eventually("the memory is given back", async || (resident_mib() < before + 30).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_http2_that_is_not_read_ends_its_connection() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[("FAENA_SERVER_WRITE_TIMEOUT", "1s")]).await;
