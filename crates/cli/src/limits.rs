@@ -60,12 +60,17 @@ struct Scope {
     /// Limit for a concurrency key; KEY* is a separate limit for each key with this prefix
     #[arg(long)]
     key: Option<String>,
+    /// Limit of running tasks of a machine; further ones are queued
+    #[arg(long, value_name = "NAME")]
+    machine: Option<String>,
 }
 
 impl Scope {
     fn body(&self) -> Map<String, Value> {
         let mut body = Map::new();
-        for (scope, name) in [("queue", &self.queue), ("type", &self.kind), ("key", &self.key)] {
+        for (scope, name) in
+            [("queue", &self.queue), ("type", &self.kind), ("key", &self.key), ("machine", &self.machine)]
+        {
             if let Some(name) = name {
                 body.insert("scope".into(), json!(scope));
                 body.insert("name".into(), json!(name));

@@ -209,7 +209,7 @@ fn draw(arguments: &Draw) -> Result<ExitCode, CommandError> {
 }
 
 fn machines_table(list: &MachineList) -> String {
-    let mut table = table(["name", "version", "hash", "running", "paused", "ended", "registered"]);
+    let mut table = table(["name", "version", "hash", "queued", "running", "paused", "ended", "registered"]);
     for machine in &list.machines {
         let count = |status: &str| machine.tasks.get(status).copied().unwrap_or(0);
         let ended = count("completed") + count("failed") + count("cancelled");
@@ -217,6 +217,7 @@ fn machines_table(list: &MachineList) -> String {
             machine.name.clone(),
             machine.version.to_string(),
             machine.hash.chars().take(12).collect(),
+            count("queued").to_string(),
             count("running").to_string(),
             count("paused").to_string(),
             ended.to_string(),

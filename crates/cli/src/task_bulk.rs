@@ -63,7 +63,7 @@ pub struct Selection {
     /// State, or part of the path of a nested state
     #[arg(long)]
     state: Option<String>,
-    /// Status: running or paused
+    /// Status: queued, running or paused
     #[arg(long)]
     status: Option<String>,
     /// Tag

@@ -99,7 +99,7 @@ pub struct List {
     /// State, or part of the path of a nested state
     #[arg(long)]
     state: Option<String>,
-    /// Status: running, paused, completed, failed or cancelled
+    /// Status: queued, running, paused, completed, failed or cancelled
     #[arg(long)]
     status: Option<String>,
     /// Tag
@@ -374,6 +374,7 @@ fn answer(answer: &Answer) -> String {
 
 pub fn status(status: Status) -> &'static str {
     match status {
+        Status::Queued => "queued",
         Status::Running => "running",
         Status::Paused => "paused",
         Status::Completed => "completed",

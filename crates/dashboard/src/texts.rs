@@ -407,6 +407,25 @@ impl Texts {
         }
     }
 
+    /// Returns the word for a status of a task.
+    pub fn task_status<'a>(&self, status: &'a str) -> &'a str {
+        match (self.language, status) {
+            (Language::English, "queued") => "Queued",
+            (Language::English, "running") => "Running",
+            (Language::English, "paused") => "Paused",
+            (Language::English, "completed") => "Completed",
+            (Language::English, "failed") => "Failed",
+            (Language::English, "cancelled") => "Cancelled",
+            (Language::Spanish, "queued") => "En cola",
+            (Language::Spanish, "running") => "En ejecución",
+            (Language::Spanish, "paused") => "En pausa",
+            (Language::Spanish, "completed") => "Completada",
+            (Language::Spanish, "failed") => "Fallida",
+            (Language::Spanish, "cancelled") => "Cancelada",
+            (_, other) => other,
+        }
+    }
+
     pub fn health_word<'a>(&self, status: &'a str) -> &'a str {
         match (self.language, status) {
             (Language::Spanish, "healthy") => "correcto",

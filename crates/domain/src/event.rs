@@ -35,8 +35,9 @@ pub const EVENT_TYPES: [&str; 9] = [
 ];
 
 /// The types of the events about tasks. Machines publish events of their own besides.
-pub const TASK_EVENT_TYPES: [&str; 8] = [
+pub const TASK_EVENT_TYPES: [&str; 9] = [
     "task.created",
+    "task.queued",
     "task.state.changed",
     "task.ended",
     "task.deadline_missed",

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ClaimOrder, FieldError, Timestamp, parse_duration};
 
-/// Jobs that a limit applies to.
+/// Jobs or tasks that a limit applies to.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Scope {
     System,
@@ -15,6 +15,8 @@ pub enum Scope {
     Type(String),
     /// A `concurrencyKey`; with a trailing `*`, every key with this prefix, each with a limit of its own.
     Key(String),
+    /// Running tasks of a machine.
+    Machine(String),
 }
 
 impl Scope {
@@ -25,6 +27,7 @@ impl Scope {
             Scope::Queue(name) => (1, name),
             Scope::Type(name) => (2, name),
             Scope::Key(name) => (3, name),
+            Scope::Machine(name) => (4, name),
         }
     }
 
@@ -34,17 +37,19 @@ impl Scope {
             1 => Some(Scope::Queue(name)),
             2 => Some(Scope::Type(name)),
             3 => Some(Scope::Key(name)),
+            4 => Some(Scope::Machine(name)),
             _ => None,
         }
     }
 
-    /// Returns `system`, `queue`, `type` or `key`.
+    /// Returns `system`, `queue`, `type`, `key` or `machine`.
     pub fn kind(&self) -> &'static str {
         match self {
             Scope::System => "system",
             Scope::Queue(_) => "queue",
             Scope::Type(_) => "type",
             Scope::Key(_) => "key",
+            Scope::Machine(_) => "machine",
         }
     }
 }
@@ -57,6 +62,7 @@ impl fmt::Display for Scope {
             Scope::Queue(name) => write!(f, "queue {name}"),
             Scope::Type(name) => write!(f, "type {name}"),
             Scope::Key(name) => write!(f, "concurrencyKey {name}"),
+            Scope::Machine(name) => write!(f, "machine {name}"),
         }
     }
 }
@@ -136,7 +142,7 @@ impl Bucket {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
-    /// Largest number of jobs in flight.
+    /// Largest number of jobs in flight, or of running tasks.
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
 }
@@ -200,8 +206,11 @@ pub struct QueueRule {
 /// Settings of all queues and limits.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Rules {
+    /// Limits of jobs.
     pub limits: BTreeMap<Scope, Limit>,
     pub queues: BTreeMap<String, QueueRule>,
+    /// Limits of running tasks, by machine. Apart, because claims of jobs need not look at them.
+    pub machines: BTreeMap<String, u32>,
 }
 
 impl Rules {

@@ -31,7 +31,7 @@ pub struct TraceTask {
     pub version: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// `running`, `paused`, `completed`, `failed` or `cancelled`.
+    /// `queued`, `running`, `paused`, `completed`, `failed` or `cancelled`.
     pub status: String,
     /// The active states, the outermost first, joined by dots.
     pub state: String,

@@ -1,4 +1,4 @@
-//! Fires the timers of tasks, and notifies tasks of jobs that have ended.
+//! Fires the timers of tasks, notifies tasks of jobs that have ended, and starts queued tasks.
 //!
 //! There is no leader: the store gives each due task to one node under the lock of its row, and what follows from a timer is
 //! one transaction with it.
@@ -65,8 +65,8 @@ pub async fn run_once(store: &dyn Store, timer: &TaskTimer, now: Timestamp) -> R
     // During a round every new timer wakes the loop again, because the round may not have seen it.
     timer.set(None);
     let fired = store.task_fire(BATCH, now).await?;
-    let handled = fired.tasks + fired.jobs;
+    let handled = fired.tasks + fired.jobs + fired.started;
     let next_at = fired.next_at.map(|at| if at <= now { now.plus_ms(RECHECK_MS) } else { at });
     timer.set(next_at);
-    Ok(Round { handled, more: fired.tasks == BATCH || fired.jobs == BATCH, next_at })
+    Ok(Round { handled, more: fired.tasks == BATCH || fired.jobs == BATCH || fired.started >= BATCH, next_at })
 }

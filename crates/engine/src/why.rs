@@ -179,7 +179,7 @@ async fn running_jobs(engine: &Engine, scope: &Scope) -> Result<Vec<JobId>, Engi
     match scope {
         Scope::Queue(name) => filter.queue = Some(name.clone()),
         Scope::Type(name) => filter.kind = Some(name.clone()),
-        Scope::System | Scope::Key(_) => {}
+        Scope::System | Scope::Key(_) | Scope::Machine(_) => {}
     }
     let page = engine.store.job_list(&filter, Page::after(None, MAX_LISTED)).await?;
     Ok(page.jobs.into_iter().map(|job| job.id).collect())

@@ -86,7 +86,14 @@ pub struct Limits {
     pub context: usize,
     /// The state that a task moves to when it exceeds one of these limits. Without one it ends where it is.
     pub to: Option<StateIndex>,
+    /// Tasks of the machine that run concurrently. Further ones are queued.
+    pub running: Option<u32>,
+    /// Tokens of language models that one task may use in its life.
+    pub llm_tokens: Option<u32>,
 }
+
+/// Largest limit of running tasks of a machine. Starting a task counts up to this number.
+pub const MAX_RUNNING: u32 = 10_000;
 
 #[derive(Debug)]
 pub struct Counter {

@@ -24,6 +24,6 @@ pub use expression::{Expression, Template, Variables};
 pub use finding::Finding;
 pub use format::schema;
 pub use node::Place;
-pub use step::{HistoryPoint, Input, Migration, Step, WaitReason, create, fork, step, why};
+pub use step::{HistoryPoint, Input, Migration, Step, WaitReason, create, fork, queue, step, why};
 pub use task::*;
 pub use verify::{faults, with_timers};

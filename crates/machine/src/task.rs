@@ -32,6 +32,12 @@ pub struct Task {
     pub ended_at: Option<Timestamp>,
     /// The task's data, always an object.
     pub data: Value,
+    /// When a task started that was queued.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub started_at: Option<Timestamp>,
+    /// The state that a queued task starts in, if it is not the first one of its machine.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub start_state: Option<String>,
     /// The active states, the outermost first.
     pub active: Vec<Active>,
     /// Number of states entered so far.
@@ -68,6 +74,8 @@ pub struct Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
+    /// It has not started: its machine runs as many tasks as it may.
+    Queued,
     Running,
     Paused,
     Completed,
@@ -311,6 +319,8 @@ impl Task {
             paused_at: None,
             ended_at: None,
             data,
+            started_at: None,
+            start_state: None,
             active: Vec::new(),
             epoch: 0,
             transitions: 0,

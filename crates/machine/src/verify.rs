@@ -43,9 +43,13 @@ fn path_faults(definition: &Definition, task: &Task) -> Vec<String> {
             found => parent = found,
         }
     }
+    // A task that was cancelled before it started has ended in no state.
+    let is_in_no_state = task.status == Status::Queued || (task.status.has_ended() && task.epoch == 0);
     let innermost = parent.map(|index| &definition.states[index]);
     match innermost {
+        None if is_in_no_state => Vec::new(),
         None => vec!["it is in no state".to_owned()],
+        Some(_) if task.status == Status::Queued => vec!["it is queued and in a state".to_owned()],
         Some(state) if state.initial.is_some() => vec![format!("it is in no state inside {}", state.name)],
         Some(state) if state.ends.is_some() && !task.status.has_ended() => {
             vec![format!("it is in the final state {} and has not ended", state.name)]
@@ -77,7 +81,7 @@ pub fn with_timers(definition: &Definition, task: &Task, now: Timestamp) -> Opti
 }
 
 fn needed_timers(definition: &Definition, task: &Task, now: Timestamp) -> Vec<Timer> {
-    let lifetime = task.created_at.plus_ms(definition.limits.lifetime_ms);
+    let lifetime = task.started_at.unwrap_or(task.created_at).plus_ms(definition.limits.lifetime_ms);
     let mut timers = vec![Timer { kind: TimerKind::Lifetime, state: String::new(), due: lifetime }];
     for active in &task.active {
         let Some(index) = definition.state(&active.state) else { continue };

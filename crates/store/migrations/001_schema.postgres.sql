@@ -507,6 +507,12 @@ CREATE TABLE faena.token_usage (
     tokens int8 NOT NULL
 );
 
+-- Tokens of language models that are used or reserved by a task whose machine limits them.
+CREATE TABLE faena.task_usage (
+    task   uuid PRIMARY KEY,
+    tokens int8 NOT NULL
+);
+
 -- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
 -- groups: JSON, the groups that may decide about approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
@@ -605,6 +611,7 @@ CREATE TABLE faena.task (
 );
 CREATE INDEX task_due ON faena.task (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX task_machine ON faena.task (machine, version, status, state, entered_at);
+CREATE INDEX task_queued ON faena.task (machine, id) WHERE status = 'queued';
 CREATE INDEX task_approval ON faena.task (id) WHERE approval;
 CREATE INDEX task_correlation ON faena.task (correlation);
 CREATE INDEX task_ended ON faena.task (ended_at) WHERE ended_at IS NOT NULL;

@@ -457,6 +457,12 @@ CREATE TABLE token_usage (
     tokens INTEGER NOT NULL
 );
 
+-- Tokens of language models that are used or reserved by a task whose machine limits them.
+CREATE TABLE task_usage (
+    task   BLOB PRIMARY KEY,
+    tokens INTEGER NOT NULL
+) WITHOUT ROWID;
+
 -- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
 -- groups: JSON, the groups that may decide about approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
@@ -555,6 +561,7 @@ CREATE TABLE task (
 ) WITHOUT ROWID;
 CREATE INDEX task_due ON task (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX task_machine ON task (machine, version, status, state, entered_at);
+CREATE INDEX task_queued ON task (machine, id) WHERE status = 'queued';
 CREATE INDEX task_approval ON task (id) WHERE approval = 1;
 CREATE INDEX task_correlation ON task (correlation);
 CREATE INDEX task_ended ON task (ended_at) WHERE ended_at IS NOT NULL;

@@ -239,7 +239,7 @@ pub fn applies_to(scope: &Scope, lane: &Lane) -> bool {
         Scope::System => true,
         Scope::Queue(name) => *name == lane.queue,
         Scope::Type(name) => *name == lane.kind,
-        Scope::Key(_) => false,
+        Scope::Key(_) | Scope::Machine(_) => false,
     }
 }
 

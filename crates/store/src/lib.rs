@@ -41,6 +41,8 @@ mod sql;
 mod sqlite;
 mod store;
 mod task_cache;
+mod task_filter;
+mod task_limits;
 mod task_meter;
 mod task_rows;
 mod tasks;
@@ -103,12 +105,14 @@ pub use queue::{QueueChange, QueueChangeKind, QueueFeed, QueuePlace, QueuePositi
 pub use rules::{ConfiguredRules, QueuePatch, RuleStore, StoredLimit};
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage, ScheduleStore};
 pub use store::{Signal, Store, StoreOptions, open};
-pub use task_meter::{TaskFigures, TaskMeasures, TasksInState};
+pub use task_filter::TaskFilter;
+pub use task_limits::{TaskPosition, limit_of};
+pub use task_meter::{QueuedTasks, TaskFigures, TaskMeasures, TasksInState};
 pub use tasks::{
-    MachineStatus, NewMachine, NewTask, Registered, StateCount, StoredMachine, TaskAnswer, TaskFilter, TaskInput,
-    TaskStore, TaskView, TasksFired,
+    MachineStatus, NewMachine, NewTask, Registered, StateCount, StoredMachine, TaskAnswer, TaskInput, TaskStore,
+    TaskView, TasksFired,
 };
-pub use usage::UsageStore;
+pub use usage::{TaskTokens, UsageStore};
 pub use webhooks::{
     Delivery, EXTRA_ATTEMPTS, WebhookFilter, WebhookNext, WebhookResult, WebhookStore, WebhookTakeRequest,
     WebhookTaken, host_of, without_query,

@@ -10,7 +10,7 @@ use faena_domain::{Bucket, Fairness, Limit, Pause, QueueRule, Rate, Rules, Scope
 use parking_lot::RwLock;
 use serde_json::{Map, Value, json};
 
-use crate::{AuditEntry, Result};
+use crate::{AuditEntry, Result, task_limits::MACHINE};
 
 /// Settings of queues, and limits.
 #[async_trait]
@@ -61,7 +61,7 @@ pub struct ConfiguredRules {
 pub struct StoredLimit {
     pub scope: Scope,
     pub limit: Limit,
-    /// `config` or `api`.
+    /// `config`, `api` or `machine`.
     pub origin: String,
     pub changed_at: Timestamp,
     pub changed_by: String,
@@ -89,6 +89,14 @@ impl RuleCache {
 
 pub const CONFIG: &str = "config";
 pub const API: &str = "api";
+
+/// Returns the origin of a limit that nobody set at run time, and who set it.
+pub fn configured_by(scope: &Scope) -> (&'static str, &'static str) {
+    match scope {
+        Scope::Machine(_) => (MACHINE, "the machine"),
+        _ => (CONFIG, "the configuration"),
+    }
+}
 
 pub struct LimitRow {
     pub scope: i16,
@@ -142,15 +150,17 @@ impl QueueRow {
 }
 
 pub fn rules(limits: Vec<StoredLimit>, queues: Vec<QueueRow>) -> Rules {
-    Rules {
-        limits: limits
-            .into_iter()
+    let queues = queues.into_iter().map(QueueRow::rule).collect();
+    let mut rules = Rules { queues, ..Rules::default() };
+    for StoredLimit { scope, limit, .. } in limits {
+        match scope {
+            Scope::Machine(name) => rules.machines.extend(limit.concurrency.map(|most| (name, most))),
             // An empty limit of one key overrides the limit of all keys, so it is kept.
-            .filter(|stored| !stored.limit.is_none() || matches!(stored.scope, Scope::Key(_)))
-            .map(|stored| (stored.scope, stored.limit))
-            .collect(),
-        queues: queues.into_iter().map(QueueRow::rule).collect(),
+            scope if !limit.is_none() || matches!(scope, Scope::Key(_)) => drop(rules.limits.insert(scope, limit)),
+            _ => {}
+        }
     }
+    rules
 }
 
 /// Returns the columns of a limit: concurrency, rate_count, rate_period_ms.

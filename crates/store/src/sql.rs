@@ -60,6 +60,7 @@ names! {
     SCOPE_QUEUE = 1,
     SCOPE_TYPE = 2,
     SCOPE_KEY = 3,
+    SCOPE_MACHINE = 4,
     FAIRNESS_NONE = 0,
     FAIRNESS_KEY = 1,
 }
@@ -152,8 +153,15 @@ mod tests {
         assert_eq!(JobState::ALL.map(|state| state as i16), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(Tally::ALL.map(|tally| tally as i16), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
         assert_eq!(WorkerState::ALL.map(|state| state as i16), [0, 1, 2, 3, 4, 5, 6]);
-        let scopes = [Scope::System, Scope::Queue("q".into()), Scope::Type("t".into()), Scope::Key("k".into())];
-        assert_eq!(scopes.map(|scope| scope.parts().0), [SCOPE_SYSTEM, SCOPE_QUEUE, SCOPE_TYPE, SCOPE_KEY]);
+        let scopes = [
+            Scope::System,
+            Scope::Queue("q".into()),
+            Scope::Type("t".into()),
+            Scope::Key("k".into()),
+            Scope::Machine("m".into()),
+        ];
+        let numbers = [SCOPE_SYSTEM, SCOPE_QUEUE, SCOPE_TYPE, SCOPE_KEY, SCOPE_MACHINE];
+        assert_eq!(scopes.map(|scope| scope.parts().0), numbers);
         assert_eq!([Fairness::None, Fairness::Key].map(fairness_code), [FAIRNESS_NONE, FAIRNESS_KEY]);
     }
 

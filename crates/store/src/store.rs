@@ -131,6 +131,8 @@ pub enum Signal {
     TaskDue(Timestamp),
     /// A job has ended that a task waits for.
     TaskJobEnded,
+    /// A task was queued, or a task has ended whose machine has a limit.
+    TaskQueue,
     /// An event was recorded.
     Event,
     /// Signals of other nodes may have been lost, so every loop checks.

@@ -11,7 +11,9 @@ use crate::{HISTORY_BOUNDS_MS, TaskAnswer, TasksFired};
 /// Tasks that have not ended, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskFigures {
+    /// Without those that are queued: they are in no state.
     pub states: Vec<TasksInState>,
+    pub queued: Vec<QueuedTasks>,
     /// Tasks that wait for a decision.
     pub approvals: u64,
     /// Since when the one that has waited longest is in its state.
@@ -28,6 +30,15 @@ pub struct TasksInState {
     pub state: String,
     pub tasks: u64,
     /// Since when the one that has been there longest is there.
+    pub since: Timestamp,
+}
+
+/// Queued tasks of one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuedTasks {
+    pub machine: String,
+    pub tasks: u64,
+    /// Since when the first of them is queued.
     pub since: Timestamp,
 }
 

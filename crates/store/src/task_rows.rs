@@ -77,6 +77,7 @@ pub fn entered_at(task: &Task) -> Timestamp {
 /// Returns the name of a status in the database.
 pub fn status_text(status: Status) -> &'static str {
     match status {
+        Status::Queued => "queued",
         Status::Running => "running",
         Status::Paused => "paused",
         Status::Completed => "completed",
@@ -84,6 +85,9 @@ pub fn status_text(status: Status) -> &'static str {
         Status::Cancelled => "cancelled",
     }
 }
+
+pub const STATUSES: [Status; 6] =
+    [Status::Queued, Status::Running, Status::Paused, Status::Completed, Status::Failed, Status::Cancelled];
 
 /// Returns tags as they are stored; none are absent.
 pub fn tags_text(tags: &[String]) -> Result<Option<String>> {

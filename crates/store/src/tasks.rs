@@ -7,16 +7,19 @@ use std::{
 
 use async_trait::async_trait;
 use faena_domain::{FieldError, JobId, NewJob, TaskId, Timestamp};
-use faena_machine::{Definition, Effect, Input, JobRequest, ORIGINATOR, Outcome, Record, Status, Step, Task, step};
+use faena_machine::{
+    Definition, Effect, Input, JobRequest, ORIGINATOR, Outcome, Record, Status, Step, Task, queue, step,
+};
 use parking_lot::RwLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-pub use crate::task_rows::{COLUMNS, TaskColumns, TaskRow, status_text, tags_text, to_text};
+pub use crate::task_rows::{COLUMNS, STATUSES, TaskColumns, TaskRow, status_text, tags_text, to_text};
 use crate::{
-    AuditEntry, Result, StoreError, TaskFigures, TaskMeasures, approval_webhooks,
+    AuditEntry, Result, StoreError, TaskFigures, TaskFilter, TaskMeasures, TaskPosition, approval_webhooks,
+    task_limits::Admission,
     task_rows::{Metadata, Published, StateChanged},
     webhooks::NewWebhook,
 };
@@ -40,7 +43,8 @@ pub trait TaskStore: Send + Sync + 'static {
     /// share one. The answer to an unknown task is `None`.
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>;
 
-    /// Tells tasks of up to `limit` ended jobs, and fires the timers of up to `limit` due tasks.
+    /// Tells tasks of up to `limit` ended jobs, fires the timers of up to `limit` due tasks, and starts queued tasks for which there is
+    /// room, up to `limit` of each machine.
     ///
     /// The end of a job marks it in its own transaction, so jobs that have not ended cost nothing here.
     async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired>;
@@ -64,11 +68,17 @@ pub trait TaskStore: Send + Sync + 'static {
     /// Returns how many tasks of a version are in each state, without those that have ended.
     async fn task_states(&self, machine: &str, version: u32) -> Result<Vec<StateCount>>;
 
+    /// Returns the number of tasks by status, counted up to [`crate::COUNT_LIMIT`] of each status and version of a machine.
+    async fn task_counts(&self) -> Result<BTreeMap<String, u64>>;
+
     /// Returns the numbers of tasks that have not ended, and what they wait for.
     async fn task_figures(&self) -> Result<TaskFigures>;
 
     /// Returns what this process has done to tasks since its start.
     fn task_measures(&self) -> TaskMeasures;
+
+    /// Returns where a queued task of a machine stands.
+    async fn task_position(&self, machine: &str, id: TaskId) -> Result<TaskPosition>;
 
     /// Returns the history of a task after a record.
     async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>>;
@@ -147,6 +157,8 @@ pub struct TaskAnswer {
 pub struct TasksFired {
     pub tasks: usize,
     pub jobs: usize,
+    /// Queued tasks that were started.
+    pub started: usize,
     /// Deadlines that tasks missed.
     pub deadlines_missed: usize,
     /// When the next timer is due.
@@ -165,42 +177,6 @@ pub struct TaskView {
     /// Number of events that it has published. The events are numbered by it.
     pub events: u64,
     pub task: Task,
-}
-
-/// A filter over tasks. Its JSON form, stored with a bulk action, has the field names of the API.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct TaskFilter {
-    pub machine: Option<String>,
-    pub version: Option<u32>,
-    pub status: Option<Status>,
-    /// A state, with those inside it.
-    pub state: Option<String>,
-    #[serde(rename = "correlationId")]
-    pub correlation: Option<String>,
-    pub tag: Option<String>,
-    /// Only tasks that wait for a decision.
-    pub approval: bool,
-    /// Only tasks that have not ended.
-    pub open: bool,
-}
-
-impl TaskFilter {
-    /// Returns whether a task matches, as the database decides it too.
-    pub fn matches(&self, view: &TaskView) -> bool {
-        let state = view.task.state();
-        let is_in = |wanted: &String| {
-            state == *wanted || state.starts_with(&format!("{wanted}.")) || state.split('.').any(|name| name == wanted)
-        };
-        self.machine.as_ref().is_none_or(|machine| *machine == view.machine)
-            && self.version.is_none_or(|version| version == view.version)
-            && self.status.is_none_or(|status| status == view.task.status)
-            && self.state.as_ref().is_none_or(is_in)
-            && self.correlation.as_ref().is_none_or(|correlation| *correlation == view.correlation)
-            && self.tag.as_ref().is_none_or(|tag| view.tags.contains(tag))
-            && (!self.approval || view.task.approval.is_some())
-            && (!self.open || !view.task.status.has_ended())
-    }
 }
 
 /// Tasks of one version in one state.
@@ -255,6 +231,17 @@ impl ChangedTask {
     /// Returns whether the batch changes an indexed column. If not, only the body and its time change.
     pub fn moves(&self) -> bool {
         self.before.as_ref() != Some(&TaskColumns::of(&self.view))
+    }
+
+    /// Returns whether the batch ends the task.
+    pub fn ends(&self) -> bool {
+        let was_open = self.before.as_ref().is_none_or(|before| before.ended_at.is_none());
+        was_open && self.view.task.status.has_ended()
+    }
+
+    /// Returns whether the batch queues the task.
+    pub fn is_queued(&self) -> bool {
+        self.before.is_none() && self.view.task.status == Status::Queued
     }
 }
 
@@ -323,7 +310,11 @@ impl Batch {
     }
 
     /// Adds what a new task writes to `plan`.
-    pub fn plan_new(&mut self, plan: &mut Plan, new: &NewTask, now: Timestamp) {
+    pub fn plan_new(&mut self, plan: &mut Plan, new: &NewTask, admission: Admission, now: Timestamp) {
+        let first = match (admission, &new.first.unstarted) {
+            (Admission::Queue, Some(task)) => queue(&new.definition, task, now),
+            _ => new.first.clone(),
+        };
         let view = TaskView {
             machine: new.definition.machine.clone(),
             version: new.definition.version,
@@ -332,10 +323,10 @@ impl Batch {
             tags: new.tags.clone(),
             updated_at: now,
             events: 0,
-            task: new.first.task.clone(),
+            task: first.task.clone(),
         };
         let mut changed = ChangedTask::new(view, new.definition.clone(), None);
-        plan.add_step(new.id, &mut changed, new.first.clone(), &new.first.task.created_by, now);
+        plan.add_step(new.id, &mut changed, first, &new.first.task.created_by, now);
         self.tasks.insert(new.id, changed);
         self.fail_jobs(plan, now);
     }
@@ -425,7 +416,9 @@ impl Plan {
         let view = &mut changed.view;
         for record in &step.records {
             if let Some(to) = &record.to {
-                let kind = if record.from.is_empty() { "task.created" } else { "task.state.changed" };
+                // A task that is cancelled while it is queued was never in a state.
+                let is_first = record.from.is_empty() && record.event != "task.cancelled";
+                let kind = if is_first { "task.created" } else { "task.state.changed" };
                 let (machine, version) = (view.machine.clone(), view.version);
                 let payload = StateChanged {
                     event: &record.event,
@@ -519,7 +512,7 @@ fn actor(input: &Input) -> String {
         Input::Decision { caller, .. } => caller.actor.clone(),
         Input::Cancel { actor, .. } | Input::Pause { actor } | Input::Resume { actor } => actor.clone(),
         Input::Migrate(migration) => migration.actor.clone(),
-        Input::Timers => TASKS.to_owned(),
+        Input::Timers | Input::Start => TASKS.to_owned(),
     }
 }
 

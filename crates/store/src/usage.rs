@@ -1,7 +1,7 @@
 //! Usage of paid services, for their budgets.
 
 use async_trait::async_trait;
-use faena_domain::Timestamp;
+use faena_domain::{JobId, TaskId, Timestamp};
 
 use crate::Result;
 
@@ -17,8 +17,28 @@ pub trait UsageStore: Send + Sync + 'static {
     /// Replaces a reservation of the day of `reserved_at` by what the call has used.
     async fn tokens_settle(&self, reserved: u64, used: u64, reserved_at: Timestamp) -> Result<()>;
 
+    /// Reserves tokens of the task that a job belongs to, if its machine limits them. A reservation counts until it is settled.
+    async fn task_tokens_reserve(&self, job: JobId, tokens: u64) -> Result<TaskTokens>;
+
+    /// Replaces a reservation of a task by what the call has used.
+    async fn task_tokens_settle(&self, task: TaskId, reserved: u64, used: u64) -> Result<()>;
+
     /// Returns the tokens that are used or reserved on the day of `now`.
     async fn tokens_used(&self, now: Timestamp) -> Result<u64>;
+}
+
+/// Whether a task may use more tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskTokens {
+    /// The job belongs to no task, or to one without a limit.
+    Unlimited,
+    Reserved(TaskId),
+    Exceeded {
+        task: TaskId,
+        limit: u64,
+        /// Used or reserved so far.
+        used: u64,
+    },
 }
 
 /// Days that are kept.

@@ -377,13 +377,13 @@ list! {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitView {
-    #[schemars(extend("enum" = ["system", "queue", "type", "key"]))]
+    #[schemars(extend("enum" = ["system", "queue", "type", "key", "machine"]))]
     pub scope: String,
     pub name: Option<String>,
     pub concurrency: Option<u32>,
     pub rate: Option<Rate>,
     /// Where it was set.
-    #[schemars(extend("enum" = ["config", "api"]))]
+    #[schemars(extend("enum" = ["config", "api", "machine"]))]
     pub origin: String,
     pub changed_at: Timestamp,
     pub changed_by: String,

@@ -16,6 +16,9 @@ pub struct MetricsOverview {
     pub workers: Option<WorkerMetrics>,
     pub jobs: JobMetrics,
     pub schedules: ScheduleMetrics,
+    /// Absent for an API key that is restricted to queues: tasks belong to no queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<TaskMetrics>,
     /// Seconds since this node started.
     pub uptime: u64,
 }
@@ -80,6 +83,28 @@ pub struct ScheduleMetrics {
     pub disabled: u64,
     /// Jobs that the existing schedules created.
     pub total_runs: u64,
+}
+
+/// Tasks in `GET /api/v1/metrics/overview`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskMetrics {
+    /// Sum of `byStatus`.
+    pub total: u64,
+    /// `queued`, `running`, `paused`, `completed`, `failed` and `cancelled`, each counted up to 10000 per version of a machine.
+    pub by_status: BTreeMap<String, u64>,
+    /// Tasks that wait for a decision.
+    pub approvals_waiting: u64,
+    /// Since when the one that has waited longest for a decision waits.
+    pub oldest_approval_at: Option<Timestamp>,
+    /// Since when the running or paused task that has been in its state longest is there.
+    pub oldest_in_state_at: Option<Timestamp>,
+    /// Since when the first queued task is queued.
+    pub oldest_queued_at: Option<Timestamp>,
+    /// When the next timer of a task is due.
+    pub next_timer_at: Option<Timestamp>,
+    /// Deadlines that this node found missed since it started.
+    pub deadlines_missed: u64,
 }
 
 /// Response of `GET /api/v1/metrics/history`.

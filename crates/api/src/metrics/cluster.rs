@@ -159,6 +159,10 @@ impl ClusterFigures {
         }
         scrape.gauge(&table::TASKS, tasks);
         scrape.gauge(&table::TASK_OLDEST_SECONDS, oldest);
+        let queued = self.tasks.queued.iter().take(MAX_TASK_STATES);
+        scrape.gauge(&table::TASKS_QUEUED, queued.clone().map(|one| ([one.machine.clone()], signed(one.tasks))));
+        let oldest = queued.map(|one| ([one.machine.clone()], waiting(Some(one.since)) / 1_000));
+        scrape.gauge(&table::TASK_QUEUE_OLDEST_SECONDS, oldest);
         scrape.gauge(&table::TASK_APPROVALS, [([], signed(self.tasks.approvals))]);
         let approval = waiting(self.tasks.oldest_approval_at) / 1_000;
         scrape.gauge(&table::TASK_APPROVAL_OLDEST_SECONDS, [([], approval)]);

@@ -159,6 +159,10 @@ metrics! {
     TASKS = "faena_tasks", Gauge, Cluster, ["machine", "state"], "Tasks that have not ended, by machine and state";
     TASK_OLDEST_SECONDS = "faena_task_oldest_seconds", Gauge, Cluster, ["machine", "state"],
         "Time for which the task that has been in a state longest has been there";
+    TASKS_QUEUED = "faena_tasks_queued", Gauge, Cluster, ["machine"],
+        "Tasks that wait for room, because their machine runs as many tasks as its limit allows";
+    TASK_QUEUE_OLDEST_SECONDS = "faena_task_queue_oldest_seconds", Gauge, Cluster, ["machine"],
+        "Time for which the first queued task of a machine has waited";
     TASK_APPROVALS = "faena_task_approvals_waiting", Gauge, Cluster, [], "Tasks that wait for a decision";
     TASK_APPROVAL_OLDEST_SECONDS = "faena_task_approval_oldest_seconds", Gauge, Cluster, [],
         "Time for which the longest waiting of them has been in its state, 0 if there is none";

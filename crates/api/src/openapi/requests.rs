@@ -7,6 +7,7 @@ use faena_domain::{
         webhook_url, with_default, with_retry_policy,
     },
 };
+use faena_machine::MAX_RUNNING;
 use serde_json::{Value, json};
 
 const DAY_MS: u64 = 86_400_000;
@@ -226,8 +227,11 @@ pub fn pause(_: &JobLimits) -> Value {
 
 fn limit_scope() -> Object {
     Object::new()
-        .required("scope", one_of(["system", "queue", "type", "key"]))
-        .optional("name", about(text(255), "The queue, type or key; absent for `system`. A key may end with `*`."))
+        .required("scope", one_of(["system", "queue", "type", "key", "machine"]))
+        .optional(
+            "name",
+            about(text(255), "The queue, type, key or machine; absent for `system`. A key may end with `*`."),
+        )
         .one_of_cases(vec![
             json!({"properties": {"scope": {"const": "system"}, "name": {"type": "null"}, "rate": {"type": "null"}}}),
             json!({
@@ -235,6 +239,13 @@ fn limit_scope() -> Object {
                 "required": ["name"],
             }),
             json!({"properties": {"scope": {"const": "key"}, "name": {"type": "string"}}, "required": ["name"]}),
+            json!({
+                "properties": {
+                    "scope": {"const": "machine"}, "name": {"type": "string", "maxLength": 100},
+                    "rate": {"type": "null"}, "concurrency": {"type": ["integer", "null"], "maximum": MAX_RUNNING},
+                },
+                "required": ["name"],
+            }),
         ])
 }
 
@@ -362,7 +373,7 @@ pub fn task_fork(_: &JobLimits) -> Value {
 }
 
 pub fn bulk_tasks(_: &JobLimits) -> Value {
-    let statuses = one_of(["running", "paused", "completed", "failed", "cancelled"]);
+    let statuses = one_of(["queued", "running", "paused", "completed", "failed", "cancelled"]);
     let filter = vec![
         ("machine", filter_text()),
         ("version", integer(1, 2_147_483_647)),

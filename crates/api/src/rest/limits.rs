@@ -1,26 +1,32 @@
 //! `/limits`: shows and changes limits on concurrency and rate.
 
+use std::collections::HashMap;
+
 use axum::{
     body::Body,
     extract::{RawQuery, State},
 };
 use faena_domain::{FieldError, Limit, Rate, Scope, Timestamp, parse::Fields};
-use faena_store::{Counts, Lane, StoredLimit, Tally};
+use faena_machine::MAX_RUNNING;
+use faena_store::{Counts, Lane, StoredLimit, Tally, limit_of};
 use faena_wire::{LimitList, LimitView};
 
 use super::paging::{ListResponse, Paging, parse_paging, respond};
-use crate::{Api, ApiError, context::actor, request::read_body};
+use crate::{Api, ApiError, ApiResult, context::actor, request::read_body};
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<LimitList> {
     let paging = parse_paging(query.as_deref(), Paging::of_short_list())?;
     let store = &api.engine.store;
     let (limits, counts, lanes) = (store.limits().await?, store.counts().await?, store.lanes().await?);
     let now = Timestamp::now();
+    let running = running_tasks(&api, &limits).await?;
     let limits = limits.into_iter().map(|stored| {
         // A pattern of keys is many limits, each with its own numbers.
         let is_key = matches!(stored.scope, Scope::Key(_));
-        let in_flight =
-            (!is_key && stored.limit.concurrency.is_some()).then(|| in_flight(&stored.scope, &lanes, &counts));
+        let in_flight = (!is_key && stored.limit.concurrency.is_some()).then(|| match &stored.scope {
+            Scope::Machine(name) => running.get(name).copied().unwrap_or(0),
+            scope => in_flight(scope, &lanes, &counts),
+        });
         let rate = stored.limit.rate.filter(|_| !is_key);
         let tokens = rate.map(|rate| rate.refilled(stored.bucket, now).available() as u64);
         view(stored, in_flight, tokens)
@@ -29,13 +35,24 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResp
     respond(page_info, |page_info| LimitList::new(limits, page_info))
 }
 
+/// Counts the tasks of each machine that run or are paused, if a machine has a limit.
+async fn running_tasks(api: &Api, limits: &[StoredLimit]) -> ApiResult<HashMap<String, u64>> {
+    let mut running = HashMap::new();
+    if limits.iter().any(|stored| matches!(stored.scope, Scope::Machine(_))) {
+        for state in api.engine.store.task_figures().await?.states {
+            *running.entry(state.machine).or_default() += state.tasks;
+        }
+    }
+    Ok(running)
+}
+
 /// Counts the jobs in flight that count towards a limit.
 fn in_flight(scope: &Scope, lanes: &[Lane], counts: &Counts) -> u64 {
     let counted = lanes.iter().filter(|lane| match scope {
         Scope::System => true,
         Scope::Queue(name) => lane.queue == *name,
         Scope::Type(name) => lane.kind == *name,
-        Scope::Key(_) => false,
+        Scope::Key(_) | Scope::Machine(_) => false,
     });
     let in_flight = counted.map(|lane| counts.by_lane.get(&(lane.id, Tally::InFlight)).copied().unwrap_or(0));
     u64::try_from(in_flight.sum::<i64>()).unwrap_or(0)
@@ -65,8 +82,16 @@ pub async fn set(State(api): State<Api>, body: Body) -> ListResponse<LimitList> 
     if scope == Some(Scope::System) && patch.rate.flatten().is_some() {
         fields.reject("rate", "works only for queues, types and keys");
     }
+    let is_machine = matches!(scope, Some(Scope::Machine(_)));
+    if is_machine && patch.rate.flatten().is_some() {
+        fields.reject("rate", "works only for queues, types and keys");
+    }
     let mut errors = fields.finish();
     patch.check(&mut errors);
+    if is_machine && patch.concurrency.flatten().is_some_and(|most| most > MAX_RUNNING) && errors.is_empty() {
+        let message = format!("must be between 1 and {MAX_RUNNING} for a machine");
+        errors.push(FieldError::new("concurrency", message));
+    }
     if errors.is_empty() && patch == LimitPatch::default() {
         errors.push(FieldError::new("body", "nothing to change; set concurrency or rate"));
     }
@@ -80,7 +105,7 @@ pub async fn set(State(api): State<Api>, body: Body) -> ListResponse<LimitList> 
     list(State(api), RawQuery(None)).await
 }
 
-/// Removes what was set at run time; the server's configuration applies again.
+/// Removes what was set at run time; the server's configuration or the machine's definition applies again.
 pub async fn reset(State(api): State<Api>, body: Body) -> ListResponse<LimitList> {
     let body = read_body(&api, body).await?;
     let mut fields = api.parser().fields(&body)?;
@@ -90,7 +115,13 @@ pub async fn reset(State(api): State<Api>, body: Body) -> ListResponse<LimitList
     if !api.engine.store.limits().await?.iter().any(|stored| stored.scope == scope) {
         return Err(ApiError::not_found(format!("there is no limit for {scope}; list them with GET /api/v1/limits")));
     }
-    let configured = api.engine.config.rules.limits.iter().find(|(known, _)| *known == scope).map(|(_, limit)| *limit);
+    let configured = match &scope {
+        Scope::Machine(name) => {
+            let machine = api.engine.store.machine_get(name, None).await?;
+            machine.and_then(|machine| limit_of(&machine.definition))
+        }
+        _ => api.engine.config.rules.limits.iter().find(|(known, _)| *known == scope).map(|(_, limit)| *limit),
+    };
     api.engine.store.limit_reset(scope, configured, &actor(), Timestamp::now()).await?;
     list(State(api), RawQuery(None)).await
 }
@@ -157,11 +188,11 @@ fn parse_scope(fields: &mut Fields) -> Option<Scope> {
             }
             return Some(Scope::System);
         }
-        Some("queue" | "type") => 100,
+        Some("queue" | "type" | "machine") => 100,
         Some("key") => 255,
         _ => {
             if !fields.errors.iter().any(|error| error.path == "scope") {
-                fields.reject("scope", "must be system, queue, type or key");
+                fields.reject("scope", "must be system, queue, type, key or machine");
             }
             return None;
         }
@@ -174,6 +205,7 @@ fn parse_scope(fields: &mut Fields) -> Option<Scope> {
     match scope.as_deref() {
         Some("queue") => Some(Scope::Queue(name)),
         Some("type") => Some(Scope::Type(name)),
+        Some("machine") => Some(Scope::Machine(name)),
         _ => Some(Scope::Key(name)),
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! A caller that is restricted to queues gets the figures of its queues.
 
+use std::collections::BTreeMap;
+
 use axum::{
     Json,
     extract::{RawQuery, State},
@@ -11,7 +13,9 @@ use faena_store::{
     COUNT_LIMIT, Counts, HistoryMeasure, HistoryPeriod, HistoryQuery, InFlightCount, JobTotal, LaneId, ScheduleCounts,
     ScheduleFilter, SchedulePage, Tally,
 };
-use faena_wire::metrics::{JobMetrics, MetricsOverview, QueueMetrics, RecentJobs, ScheduleMetrics, WorkerMetrics};
+use faena_wire::metrics::{
+    JobMetrics, MetricsOverview, QueueMetrics, RecentJobs, ScheduleMetrics, TaskMetrics, WorkerMetrics,
+};
 
 use crate::{
     Api, ApiResult, access,
@@ -28,6 +32,7 @@ pub async fn overview(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiR
         workers: if is_restricted { None } else { Some(figures.workers(&api).await?) },
         jobs: figures.jobs(&api, now).await?,
         schedules: schedule_metrics(&api).await?,
+        tasks: if is_restricted { None } else { Some(task_metrics(&api).await?) },
         uptime: u64::try_from(now.ms_since(api.engine.started_at) / 1_000).unwrap_or(0),
     }))
 }
@@ -104,7 +109,7 @@ impl Figures {
 
     async fn jobs(&self, api: &Api, now: Timestamp) -> ApiResult<JobMetrics> {
         let by_state = jobs_by_state(&self.counts, &self.in_flight, |lane| self.lanes.contains(&lane));
-        let by_status: std::collections::BTreeMap<JobState, u64> =
+        let by_status: BTreeMap<JobState, u64> =
             by_state.into_iter().map(|(state, count)| (state, positive(count))).collect();
         Ok(JobMetrics { total: by_status.values().sum(), by_status, last24h: recent_jobs(api, now).await? })
     }
@@ -139,6 +144,21 @@ async fn schedule_metrics(api: &Api) -> ApiResult<ScheduleMetrics> {
         api.engine.store.schedule_counts().await?
     };
     Ok(ScheduleMetrics { total: active + inactive, enabled: active, disabled: inactive, total_runs: runs })
+}
+
+async fn task_metrics(api: &Api) -> ApiResult<TaskMetrics> {
+    let store = &api.engine.store;
+    let (by_status, figures) = (store.task_counts().await?, store.task_figures().await?);
+    Ok(TaskMetrics {
+        total: by_status.values().sum(),
+        by_status,
+        approvals_waiting: figures.approvals,
+        oldest_approval_at: figures.oldest_approval_at,
+        oldest_in_state_at: figures.states.iter().map(|state| state.since).min(),
+        oldest_queued_at: figures.queued.iter().map(|queued| queued.since).min(),
+        next_timer_at: figures.next_at,
+        deadlines_missed: store.task_measures().deadlines_missed,
+    })
 }
 
 /// Counts the schedules of the caller's queues, among the first of all.

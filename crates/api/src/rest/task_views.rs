@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use faena_domain::Timestamp;
 use faena_machine::{Active, Approval, Definition, Event, Origin, Record, Status, Task, Timer, WaitReason, why};
-use faena_store::TaskView as StoredTask;
+use faena_store::{TaskPosition, TaskView as StoredTask};
 use faena_wire::PageInfo;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -128,6 +128,24 @@ impl TaskWhy {
     pub fn of(definition: &Definition, task: &Task, now: Timestamp) -> TaskWhy {
         let reasons = why(definition, task, now);
         let first = reasons.first().map(|reason| reason.message.clone()).unwrap_or_default();
-        TaskWhy { state: task.state(), status: task.status, summary: format!("{}: {first}", task.state()), reasons }
+        let state = task.state();
+        let summary = if state.is_empty() { first } else { format!("{state}: {first}") };
+        TaskWhy { state, status: task.status, summary, reasons }
+    }
+
+    /// Says where a queued task stands.
+    pub fn add_position(&mut self, machine: &str, position: TaskPosition) {
+        let TaskPosition { running, limit, ahead } = position;
+        let message = match limit {
+            Some(limit) => format!(
+                "it is queued: {running} of at most {limit} tasks of {machine} run, and {ahead} start before it; raise the limit \
+                 with \"faena limits set --machine {machine} --concurrency N\""
+            ),
+            None => format!("it is queued, and {machine} has no limit any more, so it starts soon"),
+        };
+        if let Some(reason) = self.reasons.first_mut() {
+            reason.message.clone_from(&message);
+        }
+        self.summary = message;
     }
 }

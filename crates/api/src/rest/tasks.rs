@@ -116,7 +116,8 @@ pub fn set_filter(filter: &mut TaskFilter, name: &str, value: String) -> Result<
         "approval" => filter.approval = value.parse().map_err(|_| "must be true or false")?,
         "status" => {
             let status = serde_json::from_value::<Status>(Value::String(value));
-            filter.status = Some(status.map_err(|_| "must be running, paused, completed, failed or cancelled")?);
+            filter.status =
+                Some(status.map_err(|_| "must be queued, running, paused, completed, failed or cancelled")?);
         }
         _ => return Err(UNKNOWN_PARAMETER.into()),
     }
@@ -163,7 +164,12 @@ pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json
 pub async fn explained(api: &Api, id: &str) -> ApiResult<TaskWhy> {
     let task = stored(api, id).await?;
     let machine = machines::stored(api, &task.machine, Some(task.version)).await?;
-    Ok(TaskWhy::of(&machine.definition, &task.task, Timestamp::now()))
+    let mut why = TaskWhy::of(&machine.definition, &task.task, Timestamp::now());
+    if task.task.status == Status::Queued {
+        let position = api.engine.store.task_position(&task.machine, parse_id(id)?).await?;
+        why.add_position(&task.machine, position);
+    }
+    Ok(why)
 }
 
 /// Lists the stored events about a task. `GET /events?taskId=` streams them.

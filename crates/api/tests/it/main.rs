@@ -30,6 +30,7 @@ mod schedule_runs;
 mod schedules;
 mod schedules_grpc;
 mod task_access;
+mod task_limits;
 mod task_operations;
 mod task_operations_grpc;
 mod tasks;

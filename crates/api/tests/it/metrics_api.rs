@@ -6,7 +6,20 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 
-/// An app with a completed, a failed, a delayed and a waiting job, all in the history, and a schedule.
+const REVIEW: &str = "
+machine: review
+version: 1
+limits: {running: 1}
+initial: REVIEW
+states:
+  REVIEW:
+    approval: {subject: ctx, expires: {after: 1d, to: DONE}}
+    on: {approval.granted: DONE, approval.denied: DONE}
+  DONE: {final: true}
+";
+
+/// An app with a completed, a failed, a delayed and a waiting job, all in the history, a schedule, and two tasks, of which one
+/// waits for a decision and one for room.
 async fn app_with_jobs() -> App {
     let app = App::start().await;
     let completed = app.create(r#"{"name": "noop", "queue": "mail", "priority": "HIGH"}"#).await;
@@ -19,6 +32,10 @@ async fn app_with_jobs() -> App {
     let schedule = json!({"name": "rare", "cronExpression": "0 0 1 1 *", "jobName": "unhandled.type"});
     let schedule = app.post("/api/v1/schedules", schedule.to_string()).await.json();
     app.post(&format!("/api/v1/schedules/{}/disable", schedule["id"].as_str().unwrap()), "").await;
+    app.post("/api/v1/machines", json!({"definition": REVIEW}).to_string()).await;
+    for _ in 0..2 {
+        app.post("/api/v1/tasks", json!({"machine": "review"}).to_string()).await;
+    }
     app.engine.run_loop("history", Timestamp::now()).await.unwrap();
     app
 }
@@ -35,6 +52,10 @@ async fn the_overview_contains_all_figures() {
     let mut overview = get(&app, "overview").await;
     assert!(overview["uptime"].is_u64(), "{overview}");
     overview["uptime"] = json!(0);
+    for name in ["nextTimerAt", "oldestApprovalAt", "oldestInStateAt", "oldestQueuedAt"] {
+        assert!(overview["tasks"][name].is_string(), "{name}: {overview}");
+        overview["tasks"][name] = json!("<time>");
+    }
     for part in ["queues", "workers", "jobs", "schedules"] {
         assert_eq!(overview[part], get(&app, part).await, "{part}");
     }
@@ -70,6 +91,23 @@ async fn the_overview_contains_all_figures() {
         "enabled": 0,
         "total": 1,
         "totalRuns": 0
+      },
+      "tasks": {
+        "approvalsWaiting": 1,
+        "byStatus": {
+          "cancelled": 0,
+          "completed": 0,
+          "failed": 0,
+          "paused": 0,
+          "queued": 1,
+          "running": 1
+        },
+        "deadlinesMissed": 0,
+        "nextTimerAt": "<time>",
+        "oldestApprovalAt": "<time>",
+        "oldestInStateAt": "<time>",
+        "oldestQueuedAt": "<time>",
+        "total": 2
       },
       "uptime": 0,
       "workers": {

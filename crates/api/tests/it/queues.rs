@@ -67,7 +67,7 @@ async fn a_limit_that_was_set_can_be_reset() {
     let bad = app.post("/api/v1/limits/reset", r#"{"scope": "moon", "concurrency": 1}"#).await;
     assert_snapshot!(bad.error_snapshot(), @r#"
     400 VALIDATION_ERROR: 2 fields are not valid
-    scope: must be system, queue, type or key
+    scope: must be system, queue, type, key or machine
     concurrency: unknown field
     "#);
 }
@@ -247,14 +247,16 @@ async fn an_invalid_limit_is_reported() {
         r#"{"scope": "key", "name": "", "concurrency": 1}"#,
         r#"{"scope": "type", "name": "x"}"#,
         r#"{"scope": "type", "name": "x", "concurrency": 0, "speed": 1}"#,
+        r#"{"scope": "machine", "name": "x", "rate": "1/1s"}"#,
+        r#"{"scope": "machine", "name": "x", "concurrency": 10001}"#,
     ] {
         output.push_str(&format!("{}\n", app.call("PATCH", "/api/v1/limits", body).await.error_snapshot()));
     }
     assert_snapshot!(output, @r"
-    400 VALIDATION_ERROR: scope: must be system, queue, type or key
-    scope: must be system, queue, type or key
-    400 VALIDATION_ERROR: scope: must be system, queue, type or key
-    scope: must be system, queue, type or key
+    400 VALIDATION_ERROR: scope: must be system, queue, type, key or machine
+    scope: must be system, queue, type, key or machine
+    400 VALIDATION_ERROR: scope: must be system, queue, type, key or machine
+    scope: must be system, queue, type, key or machine
     400 VALIDATION_ERROR: name: must be absent: the scope system has no name
     name: must be absent: the scope system has no name
     400 VALIDATION_ERROR: rate: works only for queues, types and keys
@@ -268,6 +270,10 @@ async fn an_invalid_limit_is_reported() {
     400 VALIDATION_ERROR: 2 fields are not valid
     speed: unknown field
     concurrency: must be between 1 and 1000000, got 0; to stop a queue, pause it
+    400 VALIDATION_ERROR: rate: works only for queues, types and keys
+    rate: works only for queues, types and keys
+    400 VALIDATION_ERROR: concurrency: must be between 1 and 10000 for a machine
+    concurrency: must be between 1 and 10000 for a machine
     ");
     assert_eq!(app.get("/api/v1/limits").await.json()["limits"], json!([]));
 }

@@ -1,4 +1,4 @@
-//! Limits of the system, of queues, types and keys, and how to change them.
+//! Limits of the system, of queues, types, keys and machines, and how to change them.
 
 use askama::Template;
 use axum::response::Response;

@@ -132,6 +132,7 @@ struct TaskPage<'a> {
     data: String,
     is_open: bool,
     is_paused: bool,
+    is_queued: bool,
 }
 
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
@@ -149,7 +150,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let page = TaskPage {
         t,
         base,
-        badge: state(&task.status, &task.state, task.approval.is_some()),
+        badge: state(t, &task.status, &task.state, task.approval.is_some()),
         facts: format!("{} v{}, {} {}", task.machine, task.version, t.created_by, task.created_by),
         why: why.unwrap_or_default(),
         drawing: format!("{base}/tasks/{}/drawing.svg?epoch={}", segment(&task.id), task.epoch),
@@ -169,6 +170,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         data: pretty(&task.data),
         is_open: matches!(task.status.as_str(), "running" | "paused" | "queued"),
         is_paused: task.status == "paused",
+        is_queued: task.status == "queued",
         title: title.clone(),
         task: &task,
     };

@@ -11,6 +11,7 @@ use crate::{
     markup::{Look, Markup, badge},
     query::Pairs,
     table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    texts::Texts,
     viewer::Viewer,
 };
 
@@ -62,10 +63,11 @@ async fn show_list(viewer: Viewer, query: Pairs, title: &str, section: &'static 
     page.page(section)
 }
 
-/// Returns the state of a task: its own name in the look of its status.
-pub fn state(status: &str, state: &str, waits_for_approval: bool) -> Markup {
+/// Returns the state of a task: its own name in the look of its status. A task that has not started is in no state.
+pub fn state(t: &Texts, status: &str, state: &str, waits_for_approval: bool) -> Markup {
     let look = if waits_for_approval { Look::Waiting } else { Look::of(status) };
-    badge(look, state.rsplit('.').next().unwrap_or(state))
+    let name = state.rsplit('.').next().unwrap_or(state);
+    badge(look, if name.is_empty() { t.task_status(status) } else { name })
 }
 
 fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
@@ -77,7 +79,7 @@ fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
                 &format!("{}/tasks/{}", viewer.base(), task.id),
                 task.title.as_deref().unwrap_or_else(|| crate::format::short_id(&task.id)),
             ),
-            Cell::markup(state(&task.status, &task.state, is_approvals)),
+            Cell::markup(state(t, &task.status, &task.state, is_approvals)),
             Cell::text(&format!("{} v{}", task.machine, task.version)).extra(),
             Cell::markup(task.due_at.map_or_else(Markup::default, |at| formats.relative(at))).extra(),
             Cell::markup(formats.relative(task.updated_at)).right(),

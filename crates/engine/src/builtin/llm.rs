@@ -5,7 +5,8 @@
 
 use std::{fmt, time::Duration};
 
-use faena_domain::{Failure, Timestamp};
+use faena_domain::{Failure, TaskId, Timestamp};
+use faena_store::TaskTokens;
 use reqwest::{
     Client,
     header::{HeaderMap, RETRY_AFTER},
@@ -150,7 +151,14 @@ impl LlmCaller {
         let max_tokens = request.max_tokens.map_or(config.max_tokens, |tokens| tokens.min(config.max_tokens));
         // A token has at least one byte.
         let reserved = max_tokens.saturating_add(prompt_bytes as u64);
-        let reserved_at = reserve(context, config, reserved).await?;
+        let task = reserve_for_task(context, reserved).await?;
+        let reserved_at = match reserve(context, config, reserved).await {
+            Ok(reserved_at) => reserved_at,
+            Err(failure) => {
+                settle_for_task(context, task, reserved, 0).await;
+                return Err(failure);
+            }
+        };
         let answer = call(client, config, request, max_tokens).await;
         let used = match &answer {
             Ok(answer) => answer.usage["total_tokens"].as_u64().unwrap_or(reserved),
@@ -158,6 +166,7 @@ impl LlmCaller {
             Err(_) => 0,
         };
         settle(context, reserved_at, reserved, used).await;
+        settle_for_task(context, task, reserved, used).await;
         let answer = answer.map_err(|error| with_delay(error.failure, context.retry_count()))?;
         let answer = serde_json::to_string(&answer).expect("an answer is JSON");
         context.store_step(ANSWER_STEP, answer.clone()).await;
@@ -179,6 +188,29 @@ async fn reserve(context: &Context<'_>, config: &LlmConfig, tokens: u64) -> Resu
             tracing::warn!(job = %context.id(), %error, "budget of the language model not read");
             Err(Failure::error("the budget of the language model cannot be read; it is tried again"))
         }
+    }
+}
+
+/// Reserves tokens of the task that the job belongs to, if its machine limits them. Returns the task.
+async fn reserve_for_task(context: &Context<'_>, tokens: u64) -> Result<Option<TaskId>, Failure> {
+    match context.worker.store.task_tokens_reserve(context.id(), tokens).await {
+        Ok(TaskTokens::Unlimited) => Ok(None),
+        Ok(TaskTokens::Reserved(task)) => Ok(Some(task)),
+        Ok(TaskTokens::Exceeded { task, limit, used }) => Err(Failure::fatal(format!(
+            "the budget of {limit} tokens of task {task} does not suffice for this call of up to {tokens}: {used} are used; raise \
+             limits.llm_tokens in a new version of its machine"
+        ))),
+        Err(error) => {
+            tracing::warn!(job = %context.id(), %error, "budget of the task not read");
+            Err(Failure::error("the budget of the task cannot be read; it is tried again"))
+        }
+    }
+}
+
+async fn settle_for_task(context: &Context<'_>, task: Option<TaskId>, reserved: u64, used: u64) {
+    let Some(task) = task else { return };
+    if let Err(error) = context.worker.store.task_tokens_settle(task, reserved, used).await {
+        tracing::warn!(job = %context.id(), %task, %error, reserved, used, "use of the language model not stored");
     }
 }
 

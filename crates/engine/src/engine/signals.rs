@@ -39,7 +39,7 @@ impl Engine {
             Signal::Webhook => self.wakeups.webhooks_changed(),
             Signal::Schedule => self.wakeups.schedules_changed(),
             Signal::TaskDue(at) if !self.task_timer.is_before(at) => {}
-            Signal::TaskDue(_) | Signal::TaskJobEnded => self.wakeups.tasks_changed(),
+            Signal::TaskDue(_) | Signal::TaskJobEnded | Signal::TaskQueue => self.wakeups.tasks_changed(),
             Signal::Event => self.wake_event_loops(),
             Signal::Cancel(id) => {
                 if self.dispatch.in_flight.find(id).is_some() {
@@ -92,6 +92,8 @@ impl Engine {
             self.dispatch.lanes.add(lane.id);
         }
         self.dispatch.lanes.open_limited();
+        // A higher limit may let queued tasks start.
+        self.wakeups.tasks_changed();
     }
 }
 

@@ -9,8 +9,10 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use faena_domain::{JobState, JobView, LogEvent, NewJob, Timestamp};
+use faena_domain::{JobState, JobView, LogEvent, NewJob, TaskId, Timestamp};
 use faena_engine::{EngineConfig, LlmConfig};
+use faena_machine::{Definition, create};
+use faena_store::{NewMachine, NewTask};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -212,6 +214,52 @@ async fn the_budget_of_a_day_is_never_exceeded() {
         fixture.store.tokens_used(Timestamp::now()).await.unwrap(),
         61,
         "an answer without figures counts in full"
+    );
+}
+
+const ASKING: &str = "
+machine: asking
+version: 1
+limits: {llm_tokens: 70}
+counters: {questions: {max: 5, exceeded: DONE}}
+initial: ASKING
+states:
+  ASKING:
+    deadline: {total: 1h, to: DONE}
+    entry: [{llm: answer, data: {prompt: \"'hello'\", maxTokens: 50}}]
+    on:
+      job.answer.completed: {to: ASKING, loop: questions, set: {answers: 'ctx.answers + 1'}}
+      job.answer.failed: {to: OVER, set: {error: event.error.message}}
+  DONE: {final: true}
+  OVER: {final: true, ends: failure}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_has_used_its_tokens_continues_on_its_failure_edge() {
+    let model = Model::start().await;
+    let fixture = model.fixture(|config| config.daily_tokens = Some(10_000)).await;
+    let (store, now) = (&fixture.store, Timestamp::now());
+    let definition = Arc::new(Definition::parse(ASKING).unwrap());
+    store.machine_register(NewMachine { definition: definition.clone() }, "ops", now).await.unwrap();
+    let id = TaskId::new();
+    let first = create(&definition, id.to_string(), "ana".into(), json!({"answers": 0}), now).unwrap();
+    let correlation = id.to_string();
+    let new = NewTask { id, definition, title: None, correlation, tags: Vec::new(), first, audit: None };
+    store.task_create(new, now).await.unwrap();
+    let task = crate::fixture::eventually("the task has ended", async || {
+        Some(store.task_get(id).await.unwrap()?.task).filter(|task| task.status.has_ended())
+    })
+    .await;
+    // Each call reserves 55 tokens and uses 7: after two calls, 14 are used, and 55 more fit; after three they do not.
+    assert_eq!((task.state().as_str(), &task.data["answers"], model.calls().len()), ("OVER", &json!(3), 3));
+    let error = task.data["error"].as_str().unwrap();
+    let expected =
+        format!("the budget of 70 tokens of task {id} does not suffice for this call of up to 55: 21 are used; raise");
+    assert!(error.starts_with(&expected), "{error}");
+    assert_eq!(
+        store.tokens_used(Timestamp::now()).await.unwrap(),
+        21,
+        "the day counts what was used, and nothing else"
     );
 }
 

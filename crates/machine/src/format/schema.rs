@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{DEFINITION, Key, OBJECTS, Object, Rule, Shape};
-use crate::job;
+use crate::{definition::MAX_RUNNING, job};
 
 /// Returns the JSON Schema of a definition.
 ///
@@ -97,6 +97,10 @@ fn values() -> Map<String, Value> {
         "stateName": text(name, "Name of a state."),
         "counterName": text(name, "Name of a counter that `counters` declares."),
         "groupName": {"type": "string", "description": "Name of a group."},
+        "runningTasks": {
+            "type": "integer", "minimum": 1, "maximum": MAX_RUNNING,
+            "description": "A number of tasks from 1 to 10000.",
+        },
         "receiver": {
             "type": "string",
             "description": "A URL that begins with http:// or https://, or an expression in CEL that gives one, a list of them, or null for none.",

@@ -71,6 +71,16 @@ pub(crate) const LIMITS: Object = Object {
             Part("stateName"),
             "Final state of a task that exceeds a limit. Without one it ends as failed where it is.",
         ),
+        optional(
+            "llm_tokens",
+            Count,
+            "Tokens of language models that one task may use in its life. Beyond them a call fails, and `job.NAME.failed` arrives.",
+        ),
+        optional(
+            "running",
+            Part("runningTasks"),
+            "Tasks of the machine that run concurrently; further ones are queued. That of the newest version counts, for all versions together.",
+        ),
     ],
     rule: Rule::None,
 };

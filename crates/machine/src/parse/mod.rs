@@ -14,7 +14,7 @@ use self::reader::{Fields, Findings, Mention, join};
 use crate::{
     Finding,
     check::{Gaps, check},
-    definition::{Action, Counter, Definition, EventType, Limits, StateIndex, Unexpected},
+    definition::{Action, Counter, Definition, EventType, Limits, MAX_RUNNING, StateIndex, Unexpected},
     format,
     node::{Node, NodeValue, Place},
 };
@@ -192,7 +192,14 @@ impl Names<'_> {
 }
 
 fn limits(findings: &mut Findings, fields: &Fields<'_>, names: &Names<'_>) -> Limits {
-    let mut limits = Limits { transitions: 500, lifetime_ms: 30 * 86_400_000, context: 256 << 10, to: None };
+    let mut limits = Limits {
+        transitions: 500,
+        lifetime_ms: 30 * 86_400_000,
+        context: 256 << 10,
+        to: None,
+        running: None,
+        llm_tokens: None,
+    };
     if let Some((node, path)) = fields.get("limits") {
         let fields = findings.fields(node, &path, &format::LIMITS);
         if let Some(count) = fields.read("transitions", |node, path| findings.whole_number(node, path, 1)) {
@@ -205,6 +212,14 @@ fn limits(findings: &mut Findings, fields: &Fields<'_>, names: &Names<'_>) -> Li
             limits.context = bytes;
         }
         limits.to = names.target(findings, &fields, "to");
+        limits.llm_tokens = fields.read("llm_tokens", |node, path| findings.whole_number(node, path, 1));
+        limits.running = fields.read("running", |node, path| {
+            let count: u32 = findings.whole_number(node, path, 1)?;
+            if count > MAX_RUNNING {
+                findings.add(node.place, path, format!("must be at most {MAX_RUNNING}"));
+            }
+            Some(count)
+        });
     }
     limits
 }

@@ -111,7 +111,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn defer(&mut self, event: &Event, reason: &str) -> Answer {
+    pub(super) fn defer(&mut self, event: &Event, reason: &str) -> Answer {
         if self.task.deferred.len() >= MAX_DEFERRED {
             return (Outcome::Rejected, Some(format!("{MAX_DEFERRED} events wait already")));
         }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use faena_domain::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{Run, Step, check_size};
+use super::{Step, check_size, start::first_step};
 use crate::{
     definition::Definition,
-    task::{Caller, Event, Origin, Outcome, Record, Task},
+    task::{Caller, Origin, Record, Task},
 };
 
 /// A task as it was after a record of its history.
@@ -67,14 +67,9 @@ pub fn fork(
     merged.extend(data);
     let data = Value::Object(merged);
     check_size(definition, &data)?;
-    let mut task = Task::new(id, &creator, data.clone(), definition, now);
+    let mut task = Task::new(id, &creator, data, definition, now);
     task.counters = point.counters;
-    let reason = format!("from record {} of task {}", origin.record, origin.task_id);
+    task.start_state = Some(definition.states[state].name.clone());
     task.forked_from = Some(origin);
-    let mut run = Run::new(definition, &task, now);
-    let (id, kind) = (String::new(), "task.forked".to_owned());
-    let event = Event { id, kind, payload: data, actor: creator.actor, decider: None, at: now };
-    run.begin(&event, state, Some(reason))?;
-    run.settle()?;
-    Ok(run.finish(Outcome::Applied, None))
+    first_step(definition, task, now)
 }

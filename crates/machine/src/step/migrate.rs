@@ -61,6 +61,9 @@ impl Migration {
         if from.version != self.from || from.machine != self.definition.machine {
             return refuse(format!("the task has version {} of {}", from.version, from.machine));
         }
+        if task.status == Status::Queued {
+            return self.apply_to_queued(task, now).unwrap_or_else(refuse);
+        }
         let target = match self.target(&task.state()) {
             Ok(target) => target,
             Err(reason) => return refuse(reason),
@@ -70,6 +73,28 @@ impl Migration {
             Ok(()) => run.finish(Outcome::Applied, None),
             Err(reason) => refuse(reason),
         }
+    }
+}
+
+impl Migration {
+    /// Gives a queued task the other version. It starts there.
+    fn apply_to_queued(&self, task: &Task, now: Timestamp) -> Result<Step, String> {
+        let mut run = Run::new(&self.definition, task, now);
+        check_size(run.definition, &run.task.data)?;
+        if let Some(state) = &task.start_state {
+            run.task.start_state = Some(self.definition.states[self.target(state)?].name.clone());
+        }
+        run.task.counters.retain(|name, _| self.definition.counters.contains_key(name));
+        let unknown = run.drop_unknown_events();
+        run.new_version = Some(self.definition.version);
+        let (event, reason) = (run.own_event("task.migrated", &self.actor), self.reason());
+        run.record(&event, Outcome::Applied, None, Vec::new(), Some(reason));
+        run.record_dropped(unknown);
+        Ok(run.finish(Outcome::Applied, None))
+    }
+
+    fn reason(&self) -> String {
+        format!("from version {} to {}", self.from, self.definition.version)
     }
 }
 
@@ -89,24 +114,33 @@ impl Run<'_> {
         let counters = self.task.counters.len();
         self.task.counters.retain(|name, _| self.definition.counters.contains_key(name));
         self.has_counted = self.task.counters.len() != counters;
-        let deferred = std::mem::take(&mut self.task.deferred);
-        let (kept, unknown): (Vec<Event>, Vec<Event>) =
-            deferred.into_iter().partition(|event| self.check_event(event).is_ok());
-        self.task.deferred = kept;
+        let unknown = self.drop_unknown_events();
         self.skips_entry = !migration.runs_entry;
         let mut done = Vec::new();
         let ends = self.enter(&event, None, target, &mut done)?;
         self.skips_entry = false;
         self.new_version = Some(version);
-        let reason = format!("from version {} to {version}", migration.from);
         let to = Some(self.task.state());
-        self.record_from(state, &event, Outcome::Applied, to, done, Some(reason));
-        for event in unknown {
-            let reason = format!("version {version} does not accept it");
-            self.record(&event, Outcome::Ignored, None, Vec::new(), Some(reason));
-        }
+        self.record_from(state, &event, Outcome::Applied, to, done, Some(migration.reason()));
+        self.record_dropped(unknown);
         self.end_if(ends);
         self.settle()
+    }
+
+    /// Removes the deferred events that this version does not accept, and returns them.
+    fn drop_unknown_events(&mut self) -> Vec<Event> {
+        let deferred = std::mem::take(&mut self.task.deferred);
+        let (kept, unknown): (Vec<Event>, Vec<Event>) =
+            deferred.into_iter().partition(|event| self.check_event(event).is_ok());
+        self.task.deferred = kept;
+        unknown
+    }
+
+    fn record_dropped(&mut self, events: Vec<Event>) {
+        for event in events {
+            let reason = format!("version {} does not accept it", self.definition.version);
+            self.record(&event, Outcome::Ignored, None, Vec::new(), Some(reason));
+        }
     }
 
     /// Drops the timers of states. The task keeps its age: only the limit may be another one.

@@ -4,6 +4,7 @@ mod approval;
 mod dispatch;
 mod fork;
 mod migrate;
+mod start;
 mod states;
 mod timers;
 mod why;
@@ -14,6 +15,7 @@ use faena_domain::Timestamp;
 pub use fork::{HistoryPoint, fork};
 pub use migrate::Migration;
 use serde_json::{Map, Value, json};
+pub use start::queue;
 pub use why::{WaitReason, why};
 
 use crate::{
@@ -54,6 +56,8 @@ pub enum Input {
     },
     /// Moves the task to another version of its machine.
     Migrate(Arc<Migration>),
+    /// Starts a queued task.
+    Start,
 }
 
 /// What an input did.
@@ -65,6 +69,8 @@ pub struct Step {
     pub reason: Option<String>,
     pub records: Vec<Record>,
     pub effects: Vec<Effect>,
+    /// For a new task: how it was before its first state, for [`queue`].
+    pub unstarted: Option<Arc<Task>>,
 }
 
 /// States that one input may lead through. A machine that needs more has a loop in its own events.
@@ -88,27 +94,8 @@ pub fn create(
         check_schema(&schema.validator, &data, "data")?;
     }
     check_size(definition, &data)?;
-    let task = Task::new(id, &creator, data.clone(), definition, now);
-    let mut run = Run::new(definition, &task, now);
-    let created = Event {
-        id: String::new(),
-        kind: "task.created".into(),
-        payload: data.clone(),
-        actor: creator.actor,
-        decider: None,
-        at: now,
-    };
-    run.begin(&created, definition.initial, None)?;
-    if let Some(start) = &definition.start {
-        let event = Event { kind: start.clone(), ..created };
-        run.check_event(&event)?;
-        let (outcome, reason) = run.offer(&event)?;
-        if outcome == Outcome::Rejected {
-            return Err(reason.unwrap_or_default());
-        }
-        run.settle()?;
-    }
-    Ok(run.finish(Outcome::Applied, None))
+    let task = Task::new(id, &creator, data, definition, now);
+    start::first_step(definition, task, now)
 }
 
 /// Applies an input to a task. The task in the answer is the new one.
@@ -130,6 +117,7 @@ pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) 
         Input::Cancel { actor, .. } => ("task.cancelled".into(), actor.clone(), true),
         Input::Pause { actor } | Input::Resume { actor } => ("task.paused".into(), actor.clone(), false),
         Input::Migrate(migration) => ("task.migrated".into(), migration.actor.clone(), false),
+        Input::Start => ("task.created".into(), "system:tasks".into(), true),
     };
     match run.apply(input) {
         Ok((outcome @ (Outcome::Rejected | Outcome::Forbidden), reason)) => unchanged(task, outcome, reason),
@@ -145,7 +133,7 @@ pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) 
 }
 
 fn unchanged(task: &Task, outcome: Outcome, reason: Option<String>) -> Step {
-    Step { task: task.clone(), outcome, reason, records: Vec::new(), effects: Vec::new() }
+    Step { task: task.clone(), outcome, reason, records: Vec::new(), effects: Vec::new(), unstarted: None }
 }
 
 type Answer = (Outcome, Option<String>);
@@ -192,7 +180,7 @@ impl<'a> Run<'a> {
     }
 
     fn finish(self, outcome: Outcome, reason: Option<String>) -> Step {
-        Step { task: self.task, outcome, reason, records: self.records, effects: self.effects }
+        Step { task: self.task, outcome, reason, records: self.records, effects: self.effects, unstarted: None }
     }
 
     fn apply(&mut self, input: Input) -> Result<Answer, String> {
@@ -200,6 +188,7 @@ impl<'a> Run<'a> {
             return Ok(self.after_the_end(input));
         }
         let answer = match input {
+            Input::Event(event) if self.task.status == Status::Queued => self.keep_for_start(&event),
             Input::Event(event) => {
                 self.seen(&event);
                 self.offer(&event)?
@@ -226,6 +215,7 @@ impl<'a> Run<'a> {
             }
             Input::Pause { actor } => self.pause(&actor),
             Input::Resume { actor } => self.resume(&actor),
+            Input::Start => self.start_queued()?,
             // It needs the other definition, so `step` has handled it.
             Input::Migrate(_) => return Ok((Outcome::Rejected, Some("a migration is a step of its own".into()))),
         };
@@ -240,7 +230,7 @@ impl<'a> Run<'a> {
                 self.record(&event, Outcome::Ignored, None, Vec::new(), Some(reason.clone()));
                 (Outcome::Ignored, Some(reason))
             }
-            Input::Timers => (Outcome::Ignored, Some(reason)),
+            Input::Timers | Input::Start => (Outcome::Ignored, Some(reason)),
             _ => (Outcome::Rejected, Some(reason)),
         }
     }
@@ -264,8 +254,10 @@ impl<'a> Run<'a> {
     }
 
     fn pause(&mut self, actor: &str) -> Answer {
-        if self.task.status == Status::Paused {
-            return (Outcome::Rejected, Some("the task is paused already".into()));
+        match self.task.status {
+            Status::Paused => return (Outcome::Rejected, Some("the task is paused already".into())),
+            Status::Queued => return (Outcome::Rejected, Some("the task is queued; it has not started".into())),
+            _ => {}
         }
         self.task.status = Status::Paused;
         self.task.paused_at = Some(self.now);

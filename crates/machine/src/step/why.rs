@@ -13,7 +13,7 @@ use crate::{
 /// One thing that a task waits for, or that keeps it from moving.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct WaitReason {
-    /// `event`, `approval`, `timer`, `deferred`, `paused` or `ended`.
+    /// `event`, `approval`, `timer`, `deferred`, `queued`, `paused` or `ended`.
     pub code: &'static str,
     pub message: String,
 }
@@ -26,6 +26,15 @@ pub fn why(definition: &Definition, task: &Task, now: Timestamp) -> Vec<WaitReas
         return vec![reason("ended", format!("it has ended in {}{fault}", task.state()))];
     }
     let mut reasons = Vec::new();
+    if task.status == Status::Queued {
+        let message = format!("it starts when fewer tasks of {} run than their limit", definition.machine);
+        reasons.push(reason("queued", message));
+        for event in &task.deferred {
+            let message = format!("{} from {} is deferred: the task is queued", event.kind, event.actor);
+            reasons.push(reason("deferred", message));
+        }
+        return reasons;
+    }
     if task.status == Status::Paused {
         reasons.push(reason("paused", "it is paused; resume it".to_owned()));
     }

@@ -12,6 +12,7 @@ mod examples;
 mod hostile;
 mod operations;
 mod properties;
+mod queued;
 mod reference;
 mod schema;
 mod states;

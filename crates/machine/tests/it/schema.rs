@@ -45,7 +45,7 @@ events:
   go: { description: Starts., schema: { type: object }, heartbeat: true, progress: event.step, unexpected: ignore }
   ask:
 unexpected: reject
-limits: { transitions: 50, lifetime: 1h30m, context: 64KiB, to: STOPPED }
+limits: { transitions: 50, lifetime: 1h30m, context: 64KiB, to: STOPPED, running: 5, llm_tokens: 100000 }
 counters: { rounds: 3, turns: { max: 2, exceeded: STOPPED } }
 initial: A
 states:
@@ -138,6 +138,9 @@ fn faults_that_an_editor_can_see_are_refused() {
         ("/limits", json!({"lifetime": "long"})),
         ("/limits", json!({"context": "2GiB"})),
         ("/limits", json!({"states": 3})),
+        ("/limits", json!({"running": 0})),
+        ("/limits", json!({"running": 10_001})),
+        ("/limits", json!({"llm_tokens": 0})),
         ("/counters", json!({"n": 0})),
         ("/counters", json!({"n": {"exceeded": "Z"}})),
         ("/events", json!({"go": {"heartbeats": true}})),

@@ -310,3 +310,32 @@ async fn behind_a_proxy_every_link_has_the_base_path() {
     let answer = browser.submit("/faena/preferences", &[("language", "es"), ("next", "/jobs")]).await;
     assert_eq!(answer.headers()[header::LOCATION], "/faena/jobs");
 }
+
+const NARROW: &str = "
+machine: narrow
+version: 1
+events: {finish: {}}
+initial: WORK
+states: {WORK: {forever: true, on: {finish: DONE}}, DONE: {final: true}}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_task_is_shown_in_both_languages() {
+    let shell = Shell::start(&[]).await;
+    let mut browser = Browser::new(&shell.faena);
+    shell.faena.post("/api/v1/machines", json!({"definition": NARROW})).await;
+    browser.submit("/limits", &[("scope", "machine"), ("name", "narrow"), ("concurrency", "1")]).await;
+    shell.faena.post("/api/v1/tasks", json!({"machine": "narrow"})).await;
+    let (_, task) = shell.faena.post("/api/v1/tasks", json!({"machine": "narrow"})).await;
+    assert_eq!(task["status"], "queued");
+    let page = format!("/tasks/{}", task["id"].as_str().unwrap());
+    for (language, word, cancel) in [("en", "Queued", "Cancel"), ("es", "En cola", "Cancelar")] {
+        browser.language = language;
+        let html = browser.text("/tasks?status=queued").await;
+        assert!(html.contains(word) && !html.contains(">WORK<"), "{html}");
+        let html = browser.text(&page).await;
+        assert!(html.contains(word) && html.contains("1 of at most 1 tasks of narrow run"), "{html}");
+        assert!(html.contains(cancel) && !html.contains("/pause\""), "it can be cancelled and not paused: {html}");
+        assert!(browser.text("/limits").await.contains("narrow"));
+    }
+}

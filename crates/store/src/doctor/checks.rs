@@ -446,7 +446,7 @@ const ORPHANS: &str = orphans!(
     "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "stale_report" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
     "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
     "worker_change" "worker" "worker", "task_record" "task" "task", "task_inbox" "task" "task", "task_job" "task" "task",
-    "task_tag" "task" "task",
+    "task_tag" "task" "task", "task_usage" "task" "task",
 );
 
 /// Every claim belongs to a live node or worker.
@@ -549,7 +549,8 @@ const RUNS: &str = "
 const RULES: &str = "
     SELECT 'rule-illegal' AS code, CAST(NULL AS uuid) AS id, 'limit ' || name AS words,
         CAST(coalesce(concurrency, rate_count, rate_period_ms) AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
-    FROM limit_rule WHERE concurrency < 1 OR rate_count < 1 OR rate_period_ms < 1 OR scope NOT IN (0, 1, 2, 3)
+    FROM limit_rule WHERE concurrency < 1 OR rate_count < 1 OR rate_period_ms < 1 OR scope NOT IN (0, 1, 2, 3, 4)
+        OR (scope = 4 AND rate_count IS NOT NULL)
     UNION ALL
     SELECT 'rule-illegal', CAST(NULL AS uuid), 'fairness of queue ' || name, CAST(fairness AS bigint), NULL, NULL
     FROM queue WHERE fairness NOT IN (0, 1)";

@@ -5,14 +5,7 @@ use std::sync::atomic::Ordering;
 use deadpool_postgres::Object;
 use faena_domain::{NewJob, Timestamp};
 
-use super::{
-    Shared,
-    end::storable,
-    events,
-    lanes::lanes_of,
-    submit,
-    tasks::{AfterCommit, create_in},
-};
+use super::{Shared, end::storable, events, lanes::lanes_of, submit, task_creates::create_in, tasks::AfterCommit};
 use crate::{LaneId, NewTask, Result, Submitted};
 
 pub async fn submit(

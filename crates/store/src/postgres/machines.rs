@@ -6,7 +6,7 @@ use deadpool_postgres::Object;
 use faena_domain::Timestamp;
 use faena_machine::Definition;
 
-use super::{Shared, audit};
+use super::{Shared, audit, rules, task_limits};
 use crate::{
     MachineStatus, Registered, Result, StoreError, StoredMachine,
     tasks::{TASKS, machine_audit, version_conflict},
@@ -15,10 +15,15 @@ use crate::{
 pub async fn register(shared: &Shared, definition: &Arc<Definition>, by: &str, now: Timestamp) -> Result<Registered> {
     let client = shared.begin().await?;
     let result = register_in(&client, definition, by, now).await;
-    client.end(result).await
+    let (registered, has_new_limit) = client.end(result).await?;
+    if has_new_limit {
+        rules::changed(shared).await?;
+    }
+    Ok(registered)
 }
 
-async fn register_in(client: &Object, definition: &Definition, by: &str, now: Timestamp) -> Result<Registered> {
+/// Returns also whether the limit of running tasks changed.
+async fn register_in(client: &Object, definition: &Definition, by: &str, now: Timestamp) -> Result<(Registered, bool)> {
     let source = definition.source.to_string();
     let version = version_number(definition.version);
     let added = client
@@ -33,11 +38,11 @@ async fn register_in(client: &Object, definition: &Definition, by: &str, now: Ti
         if by != TASKS {
             audit::add(client, &machine_audit(definition, by), now).await?;
         }
-        return Ok(Registered::New);
+        return Ok((Registered::New, task_limits::apply_definition(client, definition, by, now).await?));
     }
     let sql = "SELECT hash FROM faena.machine WHERE name = $1 AND version = $2";
     let hash: String = client.query_one(sql, &[&definition.machine, &version]).await?.get(0);
-    if hash == definition.hash { Ok(Registered::Known) } else { Err(version_conflict(definition)) }
+    if hash == definition.hash { Ok((Registered::Known, false)) } else { Err(version_conflict(definition)) }
 }
 
 /// PostgreSQL has no unsigned numbers.

@@ -44,6 +44,8 @@ pub mod schedules;
 mod search;
 mod position;
 mod submit;
+mod task_creates;
+mod task_limits;
 mod task_lists;
 mod task_writes;
 mod tasks;
@@ -79,7 +81,7 @@ pub struct Postgres {
     shared: Arc<Shared>,
     submits: Batcher<submit::Call>,
     reports: Vec<Batcher<end::Call>>,
-    creates: Batcher<tasks::CreateCall>,
+    creates: Batcher<task_creates::CreateCall>,
     /// Each has the inputs of some tasks.
     tasks: Vec<Batcher<tasks::Call>>,
     stop: CancellationToken,
@@ -177,7 +179,7 @@ impl Postgres {
             })
             .collect();
         let creates =
-            Batcher::start(shared.clone(), 1, 0, |shared, _, calls| Box::pin(tasks::run_creates(shared, calls)));
+            Batcher::start(shared.clone(), 1, 0, |shared, _, calls| Box::pin(task_creates::run_creates(shared, calls)));
         let tasks = (0..TASK_WRITERS)
             .map(|_| Batcher::start(shared.clone(), 1, 0, |shared, _, calls| Box::pin(tasks::run(shared, calls))))
             .collect();

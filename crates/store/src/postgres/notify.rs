@@ -362,6 +362,7 @@ fn word(signal: Signal) -> String {
         Signal::Schedule => "s".into(),
         Signal::TaskDue(at) => format!("d{}", at.as_ms()),
         Signal::TaskJobEnded => "t".into(),
+        Signal::TaskQueue => "q".into(),
         Signal::Event => "e".into(),
         Signal::Missed => "a".into(),
     }
@@ -380,6 +381,7 @@ fn parse(word: &str) -> Option<Signal> {
         ("s", "") => Some(Signal::Schedule),
         ("d", at) => at.parse().ok().map(|ms| Signal::TaskDue(Timestamp::from_ms(ms))),
         ("t", "") => Some(Signal::TaskJobEnded),
+        ("q", "") => Some(Signal::TaskQueue),
         ("e", "") => Some(Signal::Event),
         ("a", "") => Some(Signal::Missed),
         _ => None,
@@ -404,6 +406,7 @@ mod tests {
             Signal::Schedule,
             Signal::TaskDue(Timestamp::from_ms(1_700_000_000_000)),
             Signal::TaskJobEnded,
+            Signal::TaskQueue,
             Signal::Event,
             Signal::Missed,
         ] {

@@ -10,7 +10,10 @@ use tokio_postgres::Row;
 use super::{Postgres, Shared, audit, end::storable};
 use crate::{
     ConfiguredRules, QueuePatch, Result, RuleStore, Signal, StoredLimit,
-    rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
+    rules::{
+        self, API, CONFIG, LimitRow, QueueRow, columns, configured_by, fairness_code, limit_audit, queue_audit,
+        reset_audit,
+    },
 };
 
 #[async_trait]
@@ -162,7 +165,7 @@ async fn configure_in(client: &Object, configured: &ConfiguredRules, now: Timest
 }
 
 /// Changes of settings wait for each other.
-async fn lock(client: &Object) -> Result<()> {
+pub async fn lock(client: &Object) -> Result<()> {
     client.batch_execute("LOCK TABLE faena.queue IN SHARE ROW EXCLUSIVE MODE").await?;
     Ok(())
 }
@@ -253,12 +256,13 @@ async fn reset_limit_in(
     match configured {
         Some(limit) => {
             let (concurrency, count, period_ms) = columns(&limit);
+            let (origin, by_whom) = configured_by(scope);
             client
                 .execute(
                     "UPDATE faena.limit_rule SET concurrency = $1, rate_count = $2, rate_period_ms = $3, tokens = NULL,
-                         tokens_at = NULL, origin = $4, changed_at = $5, changed_by = 'the configuration'
+                         tokens_at = NULL, origin = $4, changed_at = $5, changed_by = $8
                      WHERE scope = $6 AND name = $7",
-                    &[&concurrency, &count, &period_ms, &CONFIG, &now.as_ms(), &number, &name],
+                    &[&concurrency, &count, &period_ms, &origin, &now.as_ms(), &number, &name, &by_whom],
                 )
                 .await?;
         }
@@ -304,7 +308,7 @@ async fn open_all_key_queues(client: &Object) -> Result<()> {
 }
 
 /// This node knows immediately, the others within milliseconds, or with their next poll.
-async fn changed(shared: &Shared) -> Result<()> {
+pub async fn changed(shared: &Shared) -> Result<()> {
     load(shared).await?;
     shared.signal([Signal::Rules]);
     Ok(())

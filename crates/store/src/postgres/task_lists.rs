@@ -1,5 +1,7 @@
 //! Lists of tasks.
 
+use std::collections::BTreeMap;
+
 use deadpool_postgres::Object;
 use faena_domain::{TaskId, Timestamp};
 use tokio_postgres::types::ToSql;
@@ -7,8 +9,8 @@ use uuid::Uuid;
 
 use super::{Shared, machines::version_number, tasks::task_row};
 use crate::{
-    COUNT_LIMIT, Result, StateCount, TaskFigures, TaskFilter, TaskView, TasksInState,
-    tasks::{COLUMNS, status_text},
+    COUNT_LIMIT, QueuedTasks, Result, StateCount, TaskFigures, TaskFilter, TaskView, TasksInState,
+    tasks::{COLUMNS, STATUSES, status_text},
 };
 
 const CONDITION: &str =
@@ -111,6 +113,21 @@ pub async fn states(shared: &Shared, machine: &str, version: u32) -> Result<Vec<
     Ok(rows.iter().map(count).collect())
 }
 
+pub async fn counts(shared: &Shared) -> Result<BTreeMap<String, u64>> {
+    let client = shared.client().await?;
+    let statuses = STATUSES.map(status_text).to_vec();
+    let limit = i64::try_from(COUNT_LIMIT).unwrap_or(i64::MAX);
+    let sql = "SELECT s.status, coalesce(sum(c.tasks), 0)::int8 FROM unnest($1::text[]) AS s(status)
+               LEFT JOIN faena.machine m ON true
+               LEFT JOIN LATERAL (SELECT count(*) AS tasks FROM (
+                   SELECT FROM faena.task t WHERE t.machine = m.name AND t.version = m.version AND t.status = s.status
+                   LIMIT $2) AS counted) AS c ON true
+               GROUP BY s.status";
+    let rows = client.query(sql, &[&statuses, &limit]).await.map_err(Into::into);
+    let rows = client.return_to_pool(rows)?;
+    Ok(rows.iter().map(|row| (row.get(0), u64::try_from(row.get::<_, i64>(1)).unwrap_or_default())).collect())
+}
+
 pub async fn figures(shared: &Shared) -> Result<TaskFigures> {
     let client = shared.client().await?;
     let result = figures_in(&client).await;
@@ -136,5 +153,13 @@ async fn figures_in(client: &Object) -> Result<TaskFigures> {
     let statement = client.prepare_cached(sql).await?;
     let row = client.query_one(&statement, &[]).await?;
     let time = |column: usize| row.get::<_, Option<i64>>(column).map(Timestamp::from_ms);
-    Ok(TaskFigures { states, approvals: count(row.get(0)), oldest_approval_at: time(1), next_at: time(2) })
+    let (approvals, oldest_approval_at, next_at) = (count(row.get(0)), time(1), time(2));
+    let sql = "SELECT machine, count(*), min(entered_at) FROM faena.task WHERE status = 'queued' GROUP BY machine ORDER BY machine";
+    let rows = client.query(&client.prepare_cached(sql).await?, &[]).await?;
+    let queued = rows.iter().map(|row| QueuedTasks {
+        machine: row.get(0),
+        tasks: count(row.get(1)),
+        since: Timestamp::from_ms(row.get(2)),
+    });
+    Ok(TaskFigures { states, queued: queued.collect(), approvals, oldest_approval_at, next_at })
 }

@@ -1,6 +1,6 @@
 //! Machines and tasks.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -10,21 +10,24 @@ use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
 use super::{
-    Postgres, Shared, audit,
+    Postgres, Shared,
     batch::{Answer, Weight},
     events,
     lanes::lane_of,
     machines::{definition, from_version_number, machine, machines, register},
-    submit, task_lists,
+    submit,
+    task_creates::CreateCall,
+    task_limits, task_lists,
     task_writes::{BEGIN, Frame, TaskWrites},
     webhooks,
 };
 use crate::{
     LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError, StoredMachine,
-    TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskStore, TaskView, TasksFired,
+    TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskPosition, TaskStore, TaskView, TasksFired,
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
+    task_limits::touches_queue,
     tasks::{Batch, COLUMNS, JobEnd, Plan, TASKS, TaskJob, TaskRow, event_ids, job_end, task_ids},
 };
 
@@ -67,6 +70,10 @@ impl TaskStore for Postgres {
         Ok(fired)
     }
 
+    async fn task_counts(&self) -> Result<BTreeMap<String, u64>> {
+        self.shared.retrying(|| task_lists::counts(&self.shared)).await
+    }
+
     async fn task_figures(&self) -> Result<TaskFigures> {
         self.shared.retrying(|| task_lists::figures(&self.shared)).await
     }
@@ -102,6 +109,10 @@ impl TaskStore for Postgres {
         self.shared.retrying(|| task_lists::states(&self.shared, machine, version)).await
     }
 
+    async fn task_position(&self, machine: &str, id: TaskId) -> Result<TaskPosition> {
+        self.shared.retrying(|| task_limits::position(&self.shared, machine, id)).await
+    }
+
     async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
         self.shared.retrying(|| history(&self.shared, id, after, limit)).await
     }
@@ -117,13 +128,15 @@ pub struct AfterCommit {
     put: submit::NestedSubmission,
     /// The earliest time at which a task is due now and was not due before.
     new_due: Option<Timestamp>,
+    touches_queue: bool,
     has_events: bool,
     has_webhooks: bool,
     deadlines_missed: usize,
 }
 
 impl AfterCommit {
-    fn add(&mut self, batch: &Batch, plan: &Plan) {
+    pub fn add(&mut self, shared: &Shared, batch: &Batch, plan: &Plan) {
+        self.touches_queue |= touches_queue(&shared.rules.current(), batch);
         self.new_due = self.new_due.into_iter().chain(batch.new_due()).min();
         self.has_events |= !plan.events.is_empty();
         self.has_webhooks |= !plan.webhooks.is_empty();
@@ -133,6 +146,9 @@ impl AfterCommit {
     pub fn send(self, shared: &Shared) {
         self.put.signal(shared);
         shared.signal(self.new_due.map(Signal::TaskDue));
+        if self.touches_queue {
+            shared.signal([Signal::TaskQueue]);
+        }
         if self.has_events {
             shared.signal([Signal::Event]);
         }
@@ -142,127 +158,11 @@ impl AfterCommit {
     }
 }
 
-/// A task of one caller.
-pub struct CreateCall {
-    task: NewTask,
-    now: Timestamp,
-    answer: Answer<()>,
-}
-
-impl Weight for CreateCall {
-    fn weight(&self) -> usize {
-        1
-    }
-
-    fn is_abandoned(&self) -> bool {
-        self.answer.is_closed()
-    }
-}
-
-/// Stores the tasks of all `calls` in one transaction. If that fails, each is stored alone, so that none fails because of another.
-pub async fn run_creates(shared: &Shared, calls: Vec<CreateCall>) {
-    let (tasks, answers): (Vec<TimedTask>, Vec<_>) =
-        calls.into_iter().map(|call| ((call.task, call.now), call.answer)).unzip();
-    let stored = shared.retrying(|| create(shared, &tasks)).await;
-    for (task, answer) in tasks.iter().zip(answers) {
-        let result = match &stored {
-            Err(StoreError::Unavailable(_)) | Ok(()) => stored.as_ref().copied().map_err(StoreError::clone_for_caller),
-            Err(error) if tasks.len() == 1 => Err(error.clone_for_caller()),
-            Err(_) => shared.retrying(|| create(shared, std::slice::from_ref(task))).await,
-        };
-        let _ = answer.send(result);
-    }
-}
-
-/// A task to store, with the time of its caller.
-type TimedTask = (NewTask, Timestamp);
-
-async fn create(shared: &Shared, tasks: &[TimedTask]) -> Result<()> {
-    let client = shared.client().await?;
-    let mut after_commit = AfterCommit::default();
-    match create_all(shared, &client, tasks, &mut after_commit).await {
-        Ok(()) => client.return_to_pool(Ok(()))?,
-        Err(error) => return client.end(Err(error)).await,
-    }
-    after_commit.send(shared);
-    Ok(())
-}
-
-async fn create_all(
-    shared: &Shared,
-    client: &Object,
-    tasks: &[TimedTask],
-    after_commit: &mut AfterCommit,
-) -> Result<()> {
-    let mut planned = Planned::new(shared, tasks, after_commit).await?;
-    let is_plain = planned.plan.jobs.is_empty() && planned.plan.webhooks.is_empty();
-    if is_plain && tasks.iter().all(|(task, _)| task.audit.is_none()) {
-        return planned.writes.send(client, Frame::Whole).await;
-    }
-    client.batch_execute(BEGIN).await?;
-    planned.write_first(shared, client, tasks, after_commit).await?;
-    planned.writes.send(client, Frame::Last).await
-}
-
-/// What new tasks write.
-struct Planned {
-    plan: Plan,
-    lanes: Vec<LaneId>,
-    writes: TaskWrites,
-    now: Timestamp,
-}
-
-impl Planned {
-    async fn new(shared: &Shared, tasks: &[TimedTask], after_commit: &mut AfterCommit) -> Result<Planned> {
-        let (mut batch, mut plan) = (Batch::default(), Plan::default());
-        for (task, now) in tasks {
-            batch.plan_new(&mut plan, task, *now);
-        }
-        let now = tasks.iter().map(|(_, now)| *now).max().unwrap_or_default();
-        let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
-        let writes = TaskWrites::of_new(&mut batch, &plan, now)?;
-        after_commit.add(&batch, &plan);
-        Ok(Planned { plan, lanes, writes, now })
-    }
-
-    /// Writes what needs more than one statement: jobs, webhooks, and entries in the audit log.
-    async fn write_first(
-        &mut self,
-        shared: &Shared,
-        client: &Object,
-        tasks: &[TimedTask],
-        after_commit: &mut AfterCommit,
-    ) -> Result<()> {
-        for (task, now) in tasks {
-            if let Some(entry) = &task.audit {
-                audit::add(client, entry, *now).await?;
-            }
-        }
-        put_webhooks(client, &self.plan).await?;
-        let (jobs, lanes) = (std::mem::take(&mut self.plan.jobs), std::mem::take(&mut self.lanes));
-        submit_jobs(shared, client, jobs, lanes, after_commit, self.now).await
-    }
-}
-
-/// Stores a task in a transaction that the caller continues.
-pub async fn create_in(
-    shared: &Shared,
-    client: &Object,
-    new: &NewTask,
-    after_commit: &mut AfterCommit,
-    now: Timestamp,
-) -> Result<()> {
-    let tasks = [(new.clone(), now)];
-    let mut planned = Planned::new(shared, &tasks, after_commit).await?;
-    planned.write_first(shared, client, &tasks, after_commit).await?;
-    planned.writes.send(client, Frame::Inside).await
-}
-
-async fn put_webhooks(client: &Object, plan: &Plan) -> Result<()> {
+pub async fn put_webhooks(client: &Object, plan: &Plan) -> Result<()> {
     if plan.webhooks.is_empty() { Ok(()) } else { webhooks::put(client, &plan.webhooks).await }
 }
 
-async fn submit_jobs(
+pub async fn submit_jobs(
     shared: &Shared,
     client: &Object,
     jobs: Vec<NewJob>,
@@ -354,7 +254,7 @@ async fn apply_framed(
     }
     let now = calls.iter().map(|(_, now)| *now).max().unwrap_or_default();
     let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
-    after_commit.add(&batch, &plan);
+    after_commit.add(shared, &batch, &plan);
     put_webhooks(client, &plan).await?;
     submit_jobs(shared, client, std::mem::take(&mut plan.jobs), lanes, after_commit, now).await?;
     let frame = if frame == Frame::Whole { Frame::Last } else { frame };
@@ -407,7 +307,7 @@ async fn read_batch(
 }
 
 /// Refuses the jobs that cannot be submitted, and returns the lanes of the others.
-async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now: Timestamp) -> Result<Vec<LaneId>> {
+pub async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now: Timestamp) -> Result<Vec<LaneId>> {
     let mut lanes = Vec::new();
     while let Some(job) = plan.jobs.get(lanes.len()) {
         match lane_of(shared, LaneName::of(job)).await {
@@ -418,14 +318,18 @@ async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now: Ti
     Ok(lanes)
 }
 
-/// Notifies tasks of ended jobs, then fires timers. These are two transactions: firing locks due tasks in no order, without waiting,
-/// and must not hold them while notifying waits for its tasks.
+/// Notifies tasks of ended jobs, fires timers, and starts queued tasks. These are separate transactions: firing locks due tasks in no
+/// order, without waiting, and must not hold them while another waits for its tasks.
 async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<TasksFired> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let notified = notify_of_ended_jobs(shared, limit, now).await?;
-    let fired = fire_timers(shared, limit, now).await?;
-    let deadlines_missed = notified.deadlines_missed + fired.deadlines_missed;
-    Ok(TasksFired { jobs: notified.jobs, deadlines_missed, ..fired })
+    let (mut fired, has_queued) = fire_timers(shared, limit, now).await?;
+    fired.jobs = notified.jobs;
+    fired.deadlines_missed += notified.deadlines_missed;
+    if has_queued {
+        fired.started = task_limits::start_queued(shared, limit, now).await?;
+    }
+    Ok(fired)
 }
 
 async fn notify_of_ended_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Result<TasksFired> {
@@ -446,14 +350,15 @@ async fn notify_of_ended_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Re
     Ok(TasksFired { jobs, deadlines_missed, ..TasksFired::default() })
 }
 
-async fn fire_timers(shared: &Shared, limit: i64, now: Timestamp) -> Result<TasksFired> {
+/// Returns also whether tasks are queued.
+async fn fire_timers(shared: &Shared, limit: i64, now: Timestamp) -> Result<(TasksFired, bool)> {
     let client = shared.begin().await?;
     let mut after_commit = AfterCommit::default();
     let result = fire_timers_in(shared, &client, limit, &mut after_commit, now).await;
-    let fired = client.end(result).await?;
+    let (fired, has_queued) = client.end(result).await?;
     let deadlines_missed = after_commit.deadlines_missed;
     after_commit.send(shared);
-    Ok(TasksFired { deadlines_missed, ..fired })
+    Ok((TasksFired { deadlines_missed, ..fired }, has_queued))
 }
 
 async fn fire_timers_in(
@@ -462,7 +367,7 @@ async fn fire_timers_in(
     limit: i64,
     after_commit: &mut AfterCommit,
     now: Timestamp,
-) -> Result<TasksFired> {
+) -> Result<(TasksFired, bool)> {
     // Another node that fires at the same time takes other tasks.
     let statement = client
         .prepare_cached("SELECT id FROM faena.task WHERE due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED")
@@ -475,9 +380,15 @@ async fn fire_timers_in(
     if tasks > 0 {
         apply_to(shared, client, &[(inputs, now)], None, after_commit).await?;
     }
-    let statement = client.prepare_cached("SELECT min(due_at) FROM faena.task WHERE due_at IS NOT NULL").await?;
-    let next_at: Option<i64> = client.query_one(&statement, &[]).await?.get(0);
-    Ok(TasksFired { tasks, next_at: next_at.map(Timestamp::from_ms), ..TasksFired::default() })
+    let statement = client
+        .prepare_cached(
+            "SELECT (SELECT min(due_at) FROM faena.task WHERE due_at IS NOT NULL),
+                 EXISTS (SELECT FROM faena.task WHERE status = 'queued')",
+        )
+        .await?;
+    let row = client.query_one(&statement, &[]).await?;
+    let next_at = row.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
+    Ok((TasksFired { tasks, next_at, ..TasksFired::default() }, row.get(1)))
 }
 
 const ENDED_JOBS: &str = sql!(
@@ -559,9 +470,8 @@ async fn prune_in(client: &Object, before: Timestamp, limit: usize) -> Result<us
                    SELECT id FROM faena.task WHERE ended_at < $1 ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)
                RETURNING id";
     let ids: Vec<Uuid> = client.query(sql, &[&before.as_ms(), &limit]).await?.iter().map(|row| row.get(0)).collect();
-    for (table, column) in [("task_record", "task"), ("task_inbox", "task"), ("task_job", "task"), ("task_tag", "task")]
-    {
-        client.execute(&format!("DELETE FROM faena.{table} WHERE {column} = ANY($1)"), &[&ids]).await?;
+    for table in ["task_record", "task_inbox", "task_job", "task_tag", "task_usage"] {
+        client.execute(&format!("DELETE FROM faena.{table} WHERE task = ANY($1)"), &[&ids]).await?;
     }
     webhooks::remove(client, &ids).await?;
     Ok(ids.len())

@@ -6,7 +6,7 @@ use faena_domain::Timestamp;
 use faena_machine::Definition;
 use rusqlite::{Connection, OptionalExtension};
 
-use super::{Shared, audit, writer::Tx};
+use super::{Shared, audit, task_limits, writer::Tx};
 use crate::{
     MachineStatus, Registered, Result, StoreError, StoredMachine,
     tasks::{TASKS, machine_audit, version_conflict},
@@ -31,6 +31,7 @@ pub fn register(tx: &Tx, definition: &Arc<Definition>, by: &str, now: Timestamp)
     if by != TASKS {
         audit::add(tx, &machine_audit(definition, by), now)?;
     }
+    task_limits::apply_definition(tx, definition, by, now)?;
     Ok(Registered::New)
 }
 

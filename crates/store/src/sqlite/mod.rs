@@ -36,6 +36,7 @@ mod signals;
 mod storage;
 mod position;
 mod submit;
+mod task_limits;
 mod task_queue;
 mod tasks;
 pub mod transfer;

@@ -9,7 +9,10 @@ use rusqlite::{Connection, OptionalExtension};
 use super::{Sqlite, audit, writer::Tx};
 use crate::{
     ConfiguredRules, QueuePatch, Result, RuleStore, Signal, StoredLimit,
-    rules::{self, API, CONFIG, LimitRow, QueueRow, columns, fairness_code, limit_audit, queue_audit, reset_audit},
+    rules::{
+        self, API, CONFIG, LimitRow, QueueRow, columns, configured_by, fairness_code, limit_audit, queue_audit,
+        reset_audit,
+    },
 };
 
 #[async_trait]
@@ -170,10 +173,11 @@ pub fn reset_limit(tx: &Tx, scope: &Scope, configured: Option<Limit>, by: &str, 
     match configured {
         Some(limit) => {
             let (concurrency, count, period_ms) = columns(&limit);
+            let (origin, by_whom) = configured_by(scope);
             tx.connection.execute(
                 "UPDATE limit_rule SET concurrency = ?, rate_count = ?, rate_period_ms = ?, tokens = NULL, tokens_at = NULL,
-                     origin = ?, changed_at = ?, changed_by = 'the configuration' WHERE scope = ? AND name = ?",
-                (concurrency, count, period_ms, CONFIG, now.as_ms(), number, name),
+                     origin = ?, changed_at = ?, changed_by = ? WHERE scope = ? AND name = ?",
+                (concurrency, count, period_ms, origin, now.as_ms(), by_whom, number, name),
             )?;
         }
         None => {
@@ -202,7 +206,7 @@ fn put_limit(tx: &Tx, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) ->
 
 /// Opens every key queue, because the new settings may allow more. The writer reads the settings from the cache, so they
 /// apply from this commit on.
-fn changed(tx: &Tx) -> Result<()> {
+pub fn changed(tx: &Tx) -> Result<()> {
     let closed: Option<i64> =
         tx.connection.query_row("SELECT 1 FROM key_queue WHERE open = 0 LIMIT 1", [], |row| row.get(0)).optional()?;
     if closed.is_some() {

@@ -1,6 +1,6 @@
 //! Machines and tasks.
 
-use std::{sync::atomic::Ordering, time::Instant};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Instant};
 
 use async_trait::async_trait;
 use faena_domain::{JobId, TaskId, Timestamp};
@@ -12,20 +12,23 @@ use super::{
     lanes::lane_of,
     machines::{definition, machine, machines, register},
     submit::submit,
+    task_limits,
     task_queue::TimedInputs,
     webhooks,
     writer::Tx,
 };
 use crate::{
-    COUNT_LIMIT, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError, StoredMachine,
-    TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskStore, TaskView, TasksFired, TasksInState,
+    COUNT_LIMIT, MachineStatus, NewMachine, NewTask, QueuedTasks, Registered, Result, Signal, StateCount, StoreError,
+    StoredMachine, TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskPosition, TaskStore, TaskView,
+    TasksFired, TasksInState,
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
     task_cache::CachedTask,
+    task_limits::touches_queue,
     tasks::{
-        Batch, COLUMNS, ChangedTask, JobEnd, Plan, TASKS, TaskColumns, TaskEvent, TaskJob, TaskRow, event_ids, job_end,
-        status_text, tags_text, task_ids, to_text,
+        Batch, COLUMNS, ChangedTask, JobEnd, Plan, STATUSES, TASKS, TaskColumns, TaskEvent, TaskJob, TaskRow,
+        event_ids, job_end, status_text, tags_text, task_ids, to_text,
     },
 };
 
@@ -60,6 +63,10 @@ impl TaskStore for Sqlite {
         let fired = self.writer.call(move |tx| fire(tx, limit, now)).await?;
         self.shared.task_meter.count_fired(&fired);
         Ok(fired)
+    }
+
+    async fn task_counts(&self) -> Result<BTreeMap<String, u64>> {
+        self.read(|connection, _| counts(connection)).await
     }
 
     async fn task_figures(&self) -> Result<TaskFigures> {
@@ -99,6 +106,11 @@ impl TaskStore for Sqlite {
         self.read(move |connection, _| states(connection, &machine, version)).await
     }
 
+    async fn task_position(&self, machine: &str, id: TaskId) -> Result<TaskPosition> {
+        let machine = machine.to_owned();
+        self.read(move |connection, _| task_limits::position(connection, &machine, id)).await
+    }
+
     async fn task_history(&self, id: TaskId, after: u64, limit: usize) -> Result<Vec<Record>> {
         self.read(move |connection, _| history(connection, id, after, limit)).await
     }
@@ -110,7 +122,8 @@ impl TaskStore for Sqlite {
 
 pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
     let (mut batch, mut plan) = (Batch::default(), Plan::default());
-    batch.plan_new(&mut plan, new, now);
+    let admission = task_limits::room(tx, &new.definition)?.admit(&new.definition.machine);
+    batch.plan_new(&mut plan, new, admission, now);
     check_jobs(tx, &mut batch, &mut plan, now)?;
     for (id, task) in batch.changed() {
         insert_task(tx, id, task)?;
@@ -119,7 +132,7 @@ pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
             insert.execute((tag, id.0))?;
         }
     }
-    signal_due(tx, &batch);
+    signal_changes(tx, &batch);
     if let Some(entry) = &new.audit {
         audit::add(tx, entry, now)?;
     }
@@ -191,9 +204,12 @@ fn keep(tx: &Tx, batch: Batch) {
     tx.has_cached_tasks.set(true);
 }
 
-fn signal_due(tx: &Tx, batch: &Batch) {
+fn signal_changes(tx: &Tx, batch: &Batch) {
     if let Some(at) = batch.new_due() {
         tx.signal(Signal::TaskDue(at));
+    }
+    if touches_queue(&tx.shared.rules.current(), batch) {
+        tx.signal(Signal::TaskQueue);
     }
 }
 
@@ -227,7 +243,7 @@ pub fn apply_to(tx: &Tx, calls: &[TimedInputs], only: Option<TaskFilter>) -> Res
     for (id, task) in batch.changed() {
         update_task(tx, id, task)?;
     }
-    signal_due(tx, &batch);
+    signal_changes(tx, &batch);
     let deadlines_missed = plan.deadlines_missed();
     let answers = write(tx, plan, now)?;
     keep(tx, batch);
@@ -329,12 +345,13 @@ fn fire(tx: &Tx, limit: usize, now: Timestamp) -> Result<TasksFired> {
     let (tasks, ended) = (due.len(), jobs.len());
     let timers = due.into_iter().map(|task| TaskInput { task, input: Input::Timers });
     let (_, deadlines_missed) = apply_to(tx, &[(jobs.into_iter().chain(timers).collect(), now)], None)?;
+    let started = task_limits::start_queued(tx, limit, now)?;
     let next_at: Option<i64> = tx
         .connection
         .prepare_cached("SELECT min(due_at) FROM task WHERE due_at IS NOT NULL")?
         .query_row([], |row| row.get(0))?;
     let next_at = next_at.map(Timestamp::from_ms);
-    Ok(TasksFired { tasks, jobs: ended, deadlines_missed, next_at })
+    Ok(TasksFired { tasks, jobs: ended, started, deadlines_missed, next_at })
 }
 
 const ENDED_JOBS: &str = sql!(
@@ -377,6 +394,20 @@ fn row_end(row: &Row<'_>) -> rusqlite::Result<JobEnd> {
     }
 }
 
+fn counts(connection: &Connection) -> Result<BTreeMap<String, u64>> {
+    let sql = format!(
+        "SELECT coalesce(sum((SELECT count(*) FROM (SELECT 1 FROM task t
+             WHERE t.machine = m.name AND t.version = m.version AND t.status = ?1 LIMIT {COUNT_LIMIT}))), 0) FROM machine m"
+    );
+    let mut count = connection.prepare_cached(&sql)?;
+    let mut counts = BTreeMap::new();
+    for status in STATUSES.map(status_text) {
+        let tasks: i64 = count.query_row([status], |row| row.get(0))?;
+        counts.insert(status.to_owned(), tasks as u64);
+    }
+    Ok(counts)
+}
+
 fn figures(connection: &Connection) -> Result<TaskFigures> {
     // SQLite: the order of the tables makes it read only tasks that have not ended.
     let mut statement = connection.prepare_cached(
@@ -394,8 +425,16 @@ fn figures(connection: &Connection) -> Result<TaskFigures> {
              FROM task WHERE approval = 1",
         )?
         .query_row([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let mut statement = connection.prepare_cached(
+        "SELECT machine, count(*), min(entered_at) FROM task WHERE status = 'queued' GROUP BY machine ORDER BY machine",
+    )?;
+    let rows = statement.query_map([], |row| {
+        let (tasks, since) = (row.get::<_, i64>(1)? as u64, Timestamp::from_ms(row.get(2)?));
+        Ok(QueuedTasks { machine: row.get(0)?, tasks, since })
+    })?;
+    let queued = rows.collect::<rusqlite::Result<_>>()?;
     let (oldest_approval_at, next_at) = (oldest.map(Timestamp::from_ms), next.map(Timestamp::from_ms));
-    Ok(TaskFigures { states, approvals: approvals as u64, oldest_approval_at, next_at })
+    Ok(TaskFigures { states, queued, approvals: approvals as u64, oldest_approval_at, next_at })
 }
 
 fn task_row(row: &Row<'_>) -> rusqlite::Result<TaskRow> {
@@ -508,6 +547,7 @@ fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<usize> {
             "DELETE FROM task_inbox WHERE task = ?",
             "DELETE FROM task_job WHERE task = ?",
             "DELETE FROM task_tag WHERE task = ?",
+            "DELETE FROM task_usage WHERE task = ?",
             "DELETE FROM task WHERE id = ?",
         ] {
             tx.connection.prepare_cached(sql)?.execute([id.0])?;

@@ -37,6 +37,7 @@ mod schedules;
 mod outbox;
 mod submits;
 mod support;
+mod task_limits;
 mod task_model;
 mod task_operations;
 mod task_signals;
@@ -107,7 +108,17 @@ behaviours! {
         the_events_of_one_task_are_listed;
     task_signals:
         every_end_of_a_job_wakes_its_task,
-        only_an_earlier_due_time_is_announced;
+        only_an_earlier_due_time_is_announced,
+        a_queued_task_and_a_freed_place_are_announced;
+    task_limits:
+        a_task_beyond_the_limit_is_queued_and_starts_when_another_ends,
+        events_of_a_queued_task_wait_for_its_start,
+        a_queued_task_can_be_cancelled,
+        an_operator_changes_the_limit_of_a_machine,
+        the_newest_version_of_a_machine_decides_its_limit,
+        concurrent_creations_and_starts_never_exceed_the_limit,
+        a_task_that_a_message_creates_counts_too,
+        queued_tasks_are_listed_counted_and_know_their_position;
     approval_webhooks:
         a_webhook_is_stored_with_the_change_of_an_approval,
         every_receiver_is_told_each_change_of_an_approval,
@@ -149,7 +160,8 @@ behaviours! {
         keys_survive_a_restart;
     usage:
         reservations_never_exceed_the_budget_of_a_day,
-        a_settled_reservation_counts_what_was_used;
+        a_settled_reservation_counts_what_was_used,
+        reservations_never_exceed_the_budget_of_a_task;
     submits:
         a_submitted_job_can_be_read_back,
         a_batch_returns_its_ids_in_order,

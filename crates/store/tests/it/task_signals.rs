@@ -1,4 +1,5 @@
-//! What wakes the loop of tasks: a timer that is due earlier than before, and the end of a job. Nothing else does.
+//! What wakes the loop of tasks: a timer that is due earlier than before, the end of a job, and what may start a queued task. Nothing
+//! else does.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::{
 /// Returns the signals for the loop of tasks since the last call.
 fn received(signals: &mut Receiver<Signal>) -> Vec<Signal> {
     std::iter::from_fn(|| signals.try_recv().ok())
-        .filter(|signal| matches!(signal, Signal::TaskDue(_) | Signal::TaskJobEnded))
+        .filter(|signal| matches!(signal, Signal::TaskDue(_) | Signal::TaskJobEnded | Signal::TaskQueue))
         .collect()
 }
 
@@ -68,4 +69,34 @@ pub async fn only_an_earlier_due_time_is_announced(fixture: &Fixture) {
     send(fixture, task, "e3", "sooner", 30).await;
     assert_eq!(received(&mut signals), [Signal::TaskDue(fixture.at(60_030))]);
     assert_eq!(fire(fixture, 40).await.next_at, Some(fixture.at(60_030)));
+}
+
+const NARROW: &str = "
+machine: narrow
+version: 1
+limits: {running: 1}
+events: {note: {}, finish: {}}
+initial: WORK
+states:
+  WORK: {forever: true, on: {note: {set: {noted: 'true'}}, finish: DONE}}
+  DONE: {final: true}
+";
+
+pub async fn a_queued_task_and_a_freed_place_are_announced(fixture: &Fixture) {
+    let definition = Arc::new(Definition::parse(NARROW).unwrap());
+    register(fixture, &definition).await;
+    let mut signals = fixture.store.signals();
+    let first = new_task(fixture, &definition, json!({}), 0).await;
+    assert!(!received(&mut signals).contains(&Signal::TaskQueue), "it has started");
+    new_task(fixture, &definition, json!({}), 1).await;
+    assert_eq!(received(&mut signals), [Signal::TaskQueue], "a place may have become free while it was stored");
+    send(fixture, first, "e1", "note", 2).await;
+    assert_eq!(received(&mut signals), []);
+    send(fixture, first, "e2", "finish", 3).await;
+    assert_eq!(received(&mut signals), [Signal::TaskQueue]);
+    send(fixture, first, "e3", "note", 4).await;
+    assert_eq!(received(&mut signals), [], "it ends once");
+    assert_eq!(fire(fixture, 5).await.started, 1);
+    let started = received(&mut signals);
+    assert!(matches!(started[..], [Signal::TaskDue(_)]), "{started:?}: the lifetime of the started task");
 }

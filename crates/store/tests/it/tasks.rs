@@ -42,9 +42,16 @@ pub async fn register(fixture: &Fixture, definition: &Arc<Definition>) {
 }
 
 pub async fn new_task(fixture: &Fixture, definition: &Arc<Definition>, data: Value, ms: i64) -> TaskId {
+    let new = unstored_task(fixture, definition, data, ms);
+    let id = new.id;
+    fixture.store.task_create(new, fixture.at(ms)).await.unwrap();
+    id
+}
+
+pub fn unstored_task(fixture: &Fixture, definition: &Arc<Definition>, data: Value, ms: i64) -> NewTask {
     let id = TaskId::new();
     let first = create(definition, id.to_string(), "ana".into(), data, fixture.at(ms)).unwrap();
-    let new = NewTask {
+    NewTask {
         id,
         definition: definition.clone(),
         title: Some("a task".into()),
@@ -52,9 +59,7 @@ pub async fn new_task(fixture: &Fixture, definition: &Arc<Definition>, data: Val
         tags: vec!["sample".into()],
         first,
         audit: None,
-    };
-    fixture.store.task_create(new, fixture.at(ms)).await.unwrap();
-    id
+    }
 }
 
 pub async fn a_task_that_exists_fails_only_its_own_creation(fixture: &Fixture) {

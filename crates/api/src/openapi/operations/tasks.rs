@@ -101,7 +101,7 @@ pub fn list() -> Operation {
         .query("state", filter_text(), "Only tasks in this state, or in a state inside it.")
         .query(
             "status",
-            one_of(["running", "paused", "completed", "failed", "cancelled"]),
+            one_of(["queued", "running", "paused", "completed", "failed", "cancelled"]),
             "Only tasks of this status.",
         )
         .query("tag", filter_text(), "Only tasks with this tag.")

@@ -1,0 +1,102 @@
+//! Limits of running tasks per machine: which tasks start, and which are queued.
+//!
+//! The limit is a row of `limit_rule` with the scope `machine`. It comes from the newest version of the machine, unless an operator
+//! set another one. Whatever starts a task locks that row and then counts, so the limit is never exceeded; an end that is not
+//! committed counts as running. Tasks that run or are paused count, of all versions together. Queued tasks start in the order
+//! of their ids, which is that of their creation.
+
+use std::collections::BTreeMap;
+
+use faena_domain::{Limit, Rules};
+use faena_machine::Definition;
+
+use crate::tasks::Batch;
+
+/// Whether a new task starts or is queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    Start,
+    Queue,
+}
+
+/// How many tasks of each machine with a limit may start in a transaction that has locked the limits.
+#[derive(Debug, Default)]
+pub struct Room(BTreeMap<String, MachineRoom>);
+
+#[derive(Debug)]
+struct MachineRoom {
+    left: i64,
+    has_queue: bool,
+}
+
+impl Room {
+    /// Sets what a machine has: the tasks that may start, and whether others are queued already.
+    pub fn set(&mut self, machine: &str, left: i64, has_queue: bool) {
+        self.0.insert(machine.to_owned(), MachineRoom { left, has_queue });
+    }
+
+    /// Decides about the next new task of a machine, which takes a place if it starts.
+    pub fn admit(&mut self, machine: &str) -> Admission {
+        match self.0.get_mut(machine) {
+            None => Admission::Start,
+            Some(room) if room.has_queue || room.left <= 0 => {
+                room.has_queue = true;
+                Admission::Queue
+            }
+            Some(room) => {
+                room.left -= 1;
+                Admission::Start
+            }
+        }
+    }
+}
+
+/// Returns whether the tasks of a machine may have a limit. Without one nothing is locked or counted.
+///
+/// Another node may know a limit that an operator has just set before this one does.
+pub fn may_be_limited(rules: &Rules, definition: &Definition) -> bool {
+    definition.limits.running.is_some() || rules.machines.contains_key(&definition.machine)
+}
+
+/// Returns whether the loop must look at the queued tasks after a batch: it queues a task, or ends one of a machine with a limit.
+///
+/// Both, because an end that is committed between the decision to queue a task and its commit does not see that task.
+pub fn touches_queue(rules: &Rules, batch: &Batch) -> bool {
+    let mut tasks = batch.tasks.values();
+    tasks.any(|task| task.is_queued() || (task.ends() && may_be_limited(rules, &task.definition)))
+}
+
+/// Where a queued task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskPosition {
+    /// Tasks of its machine that run or are paused, counted up to the limit.
+    pub running: u64,
+    /// Absent: there is no limit, so it starts at once.
+    pub limit: Option<u64>,
+    /// Queued tasks of its machine that start before it, counted up to [`crate::COUNT_LIMIT`].
+    pub ahead: u64,
+}
+
+/// The origin of a limit that a definition contains.
+pub const MACHINE: &str = "machine";
+
+/// Returns the limit in a definition.
+pub fn limit_of(definition: &Definition) -> Option<Limit> {
+    definition.limits.running.map(|running| Limit { concurrency: Some(running), rate: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_starts_if_there_is_room_and_none_waits_before_it() {
+        let mut room = Room::default();
+        room.set("narrow", 2, false);
+        room.set("queued", 9, true);
+        let mut decide = |machine: &str| [(); 4].map(|()| room.admit(machine) == Admission::Start);
+        assert_eq!(decide("unlimited"), [true; 4]);
+        assert_eq!(decide("narrow"), [true, true, false, false], "those of the same batch count");
+        assert_eq!(decide("queued"), [false; 4], "others came first");
+    }
+}
