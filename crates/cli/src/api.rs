@@ -16,6 +16,7 @@ pub type FieldOptions = &'static [(&'static str, &'static str)];
 /// The server, as one command uses it.
 pub struct Api {
     client: Client,
+    url: String,
     field_options: FieldOptions,
     /// Whether answers are printed as they are.
     pub json: bool,
@@ -120,7 +121,15 @@ impl Api {
         if let Some(url) = &connection.url {
             builder = builder.url(url);
         }
-        Ok(Api { client: builder.build()?, field_options: &[], json: connection.json })
+        let client = builder.build()?;
+        let url = connection.url.clone().or_else(|| std::env::var("FAENA_URL").ok());
+        let url = url.unwrap_or_else(|| "http://127.0.0.1:3000".to_owned());
+        Ok(Api { client, url, field_options: &[], json: connection.json })
+    }
+
+    /// Returns the URL of the server, to show it.
+    pub fn url(&self) -> String {
+        self.url.clone()
     }
 
     /// Sets the names under which errors mention fields. Others are written as options: `maxRetries` as `--max-retries`.

@@ -124,9 +124,9 @@ pub struct List {
 /// A page of jobs.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct JobList {
-    jobs: Vec<Job>,
-    total: u64,
+pub struct JobList {
+    pub jobs: Vec<Job>,
+    pub total: u64,
     next_cursor: Option<String>,
     #[serde(default)]
     is_partial: bool,
@@ -171,7 +171,7 @@ pub fn path(id: &str, rest: &str) -> String {
     format!("/api/v1/jobs/{}{rest}", segment(id))
 }
 
-fn cancelled_text(job: &ChangedJob) -> String {
+pub fn cancelled_text(job: &ChangedJob) -> String {
     if job.cancel_requested {
         format!("{} is {}; its worker was asked to stop", job.id, job.status)
     } else {

@@ -14,9 +14,11 @@ pub mod output;
 mod queues;
 mod schedule_options;
 mod schedules;
+mod state_marks;
 mod task_bulk;
 mod task_watch;
 mod tasks;
+mod top;
 mod trace;
 mod watch;
 mod webhooks;
@@ -96,6 +98,9 @@ pub enum Command {
     /// List administrative actions, newest first
     #[command(after_help = "Example:\n  faena audit --action queue.pause --limit 10")]
     Audit(audit::Arguments),
+    /// Watch queues, workers and jobs live, and act on them
+    #[command(after_help = top::HELP)]
+    Top(top::Arguments),
     /// Run a command as a worker
     #[command(after_help = worker::HELP)]
     Worker(worker::Arguments),
@@ -132,6 +137,7 @@ pub async fn run(command: Command) -> ExitCode {
         Command::Events(arguments) => events::run(arguments).await,
         Command::Trace(arguments) => trace::run(arguments).await,
         Command::Audit(arguments) => audit::run(arguments).await,
+        Command::Top(arguments) => top::run(arguments).await,
         Command::Worker(arguments) => worker::run(arguments).await,
     };
     result.unwrap_or_else(|error| {

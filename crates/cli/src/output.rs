@@ -154,7 +154,7 @@ fn relative_to(at_ms: i64, now_ms: i64) -> String {
 }
 
 /// `12 s`, `5 min`: rounded down to a whole unit.
-fn approximate_duration(seconds: u64) -> String {
+pub fn approximate_duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} s"),
         120..=7_199 => format!("{} min", seconds / 60),

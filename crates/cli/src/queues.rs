@@ -161,7 +161,7 @@ fn list_text(list: &QueueList) -> String {
 }
 
 /// Returns the settings of a queue that differ from the default.
-fn settings(queue: &QueueView) -> Vec<String> {
+pub fn settings(queue: &QueueView) -> Vec<String> {
     let mut settings = Vec::new();
     settings.extend(queue.paused.as_ref().map(|pause| format!("paused by {}", pause.by)));
     settings.extend(queue.concurrency.map(|n| format!("concurrency {n}")));

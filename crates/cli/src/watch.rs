@@ -75,11 +75,11 @@ async fn follow(api: &Api, id: &str, display: &mut Display) -> Result<Option<Job
 
 /// The fields of a job: the first event of a stream has all of them, later ones those that have changed.
 #[derive(Default)]
-struct KnownFields(BTreeMap<String, Box<RawValue>>);
+pub struct KnownFields(BTreeMap<String, Box<RawValue>>);
 
 impl KnownFields {
     /// Applies an event. Returns the job with the log entries that are new in this event.
-    fn apply(&mut self, data: &str) -> serde_json::Result<Job> {
+    pub fn apply(&mut self, data: &str) -> serde_json::Result<Job> {
         let change: BTreeMap<String, Box<RawValue>> = serde_json::from_str(data)?;
         self.0.remove("executionLog");
         for (name, value) in change {
@@ -145,7 +145,7 @@ impl Display {
     }
 }
 
-fn percentage(progress: &Progress) -> Option<f64> {
+pub fn percentage(progress: &Progress) -> Option<f64> {
     progress.percentage.or_else(|| {
         let total = progress.total_steps.filter(|total| *total > 0)?;
         Some(f64::from(progress.completed_steps?) * 100.0 / f64::from(total))

@@ -56,6 +56,8 @@ mod structure;
 mod takeover;
 mod task_crashes;
 mod task_scheduler;
+mod terminal;
+mod top;
 mod traces;
 mod transports;
 mod watching;
