@@ -5,7 +5,11 @@ use std::{fmt, io, process::ExitCode, time::Duration};
 use faena::{ApiRequest, Client, Method};
 use serde::de::DeserializeOwned;
 
-use crate::{Connection, output::print};
+use crate::{
+    Connection,
+    output::{print, show_exact_times},
+    progress::spinner,
+};
 
 /// How long an action on many jobs may take before the server answers.
 const BULK_TIMEOUT: Duration = Duration::from_secs(330);
@@ -122,6 +126,9 @@ impl Api {
             builder = builder.url(url);
         }
         let client = builder.build()?;
+        if connection.utc {
+            show_exact_times();
+        }
         let url = connection.url.clone().or_else(|| std::env::var("FAENA_URL").ok());
         let url = url.unwrap_or_else(|| "http://127.0.0.1:3000".to_owned());
         Ok(Api { client, url, field_options: &[], json: connection.json })
@@ -182,6 +189,22 @@ impl Api {
         } else {
             print(&describe(&request.send().await.map_err(|error| self.name_options(error))?));
         }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Api {
+    /// Like [`Api::show`], for a request that may take minutes: a terminal shows that it is being waited for.
+    pub async fn show_long<T: DeserializeOwned>(
+        &self,
+        request: ApiRequest<'_>,
+        what: impl Into<String>,
+        describe: impl FnOnce(&T) -> String,
+    ) -> Result<ExitCode, CommandError> {
+        let spinner = spinner(what);
+        let text = if self.json { request.text().await } else { request.send().await.map(|answer| describe(&answer)) };
+        spinner.finish_and_clear();
+        print(&text.map_err(|error| self.name_options(error))?);
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -7,7 +7,8 @@ use faena_wire::AuditList;
 
 use crate::{
     Api, CommandError, Connection,
-    output::{shorten, table},
+    output::{relative, shorten},
+    table::table,
 };
 
 #[derive(Args)]
@@ -46,11 +47,11 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
 }
 
 fn listed(list: &AuditList, empty: &str) -> String {
-    let mut table = table(["time", "actor", "action", "target", "jobs", "details"]);
+    let mut table = table(["when", "actor", "action", "target", "jobs", "details"]);
     for entry in &list.entries {
         let details = entry.details.to_string();
         table.add_row([
-            entry.at.to_string(),
+            relative(entry.at),
             entry.actor.clone(),
             entry.action.clone(),
             entry.target.clone(),

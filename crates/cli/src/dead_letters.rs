@@ -3,7 +3,7 @@
 use std::{convert::Infallible, process::ExitCode};
 
 use clap::{Args, Subcommand};
-use faena::Job;
+use faena::{ApiRequest, Job};
 use faena_wire::{BulkResponse, DeadLetterStats};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -11,8 +11,10 @@ use serde_json::{Map, Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    jobs,
-    output::{age, count, print, relative, shorten, table},
+    complete, ids, jobs,
+    output::{age, count, exact_and_relative, print, shorten, terminal_width, wrap},
+    progress,
+    table::table,
 };
 
 #[derive(Subcommand)]
@@ -37,13 +39,13 @@ pub enum Command {
 #[derive(Args)]
 pub struct Filter {
     /// Only jobs of this type
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", add = complete::types())]
     kind: Option<String>,
     /// Only jobs with this name
     #[arg(long)]
     name: Option<String>,
     /// Only jobs in this queue
-    #[arg(long)]
+    #[arg(long, add = complete::queues())]
     queue: Option<String>,
     /// Only jobs with these priorities: LOW, NORMAL, HIGH, CRITICAL
     #[arg(long, value_name = "PRIORITY,…", value_parser = uppercase)]
@@ -99,7 +101,8 @@ pub struct List {
 
 #[derive(Args)]
 pub struct JobArguments {
-    /// Job id
+    /// Job id, or the beginning of one
+    #[arg(add = complete::dead_letters())]
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -107,7 +110,8 @@ pub struct JobArguments {
 
 #[derive(Args)]
 pub struct Selection {
-    /// Job id; omit it to use a filter
+    /// Job id, or the beginning of one; omit it to use a filter
+    #[arg(add = complete::dead_letters())]
     id: Option<String>,
     #[command(flatten)]
     filter: Filter,
@@ -120,6 +124,9 @@ pub struct Selection {
     /// Maximum number of jobs per second; the server continues in the background
     #[arg(long, value_name = "N")]
     per_second: Option<u32>,
+    /// With --per-second: wait until the server has finished, with a progress bar
+    #[arg(long, requires = "per_second")]
+    watch: bool,
     #[command(flatten)]
     connection: Connection,
 }
@@ -166,7 +173,8 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::List(list) => show_list(list).await,
         Command::Show(job) => {
             let api = Api::new(&job.connection)?;
-            api.show(api.get(&path(&job.id, "")), describe).await
+            let id = ids::resolve(&api, &ids::DEAD_LETTER, &job.id).await?;
+            api.show(api.get(&path(&id, "")), describe).await
         }
         Command::Retry(selection) => act(selection, Action::Retry).await,
         Command::Delete(selection) => act(selection, Action::Delete).await,
@@ -196,20 +204,21 @@ fn listed(list: &DeadLetterList, empty: &str) -> String {
     if list.data.is_empty() {
         return empty.to_owned();
     }
-    let mut table = table(["id", "created", "failed", "reason", "queue", "type", "error"]);
+    let mut table = table(["id", "failed", "reason", "type", "error", "queue", "created"]);
     for job in &list.data {
         table.add_row([
             job.id.to_string(),
-            age(job.created_at),
             job.completed_at.map(age).unwrap_or_default(),
             job.error_reason.as_ref().map(ToString::to_string).unwrap_or_default(),
-            job.queue.clone(),
             job.kind.clone(),
             shorten(job.error.as_deref().unwrap_or(""), 60),
+            job.queue.clone(),
+            age(job.created_at),
         ]);
     }
     let more = list.next_cursor.as_ref().map(|cursor| format!("; next page: --cursor {cursor}")).unwrap_or_default();
-    format!("{table}\n{} of {}{more}", list.data.len(), count(list.total, "dead letter"))
+    let summary = wrap(&format!("{} of {}{more}", list.data.len(), count(list.total, "dead letter")));
+    format!("{table}\n{summary}")
 }
 
 fn describe(job: &Job) -> String {
@@ -244,12 +253,36 @@ async fn act(selection: Selection, action: Action) -> Result<ExitCode, CommandEr
                 body["perSecond"] = json!(n);
             }
             let request = api.post_bulk(&format!("/api/v1/dead-letter/bulk/{}", action.path())).json(&body);
-            api.show(request, |answer: &BulkResponse| describe_bulk(answer, action.participle())).await
+            if selection.watch && !selection.dry_run {
+                return watch_bulk(&api, request, action).await;
+            }
+            let what = format!("waiting until dead letters are {}", action.participle());
+            api.show_long(request, what, |answer: &BulkResponse| describe_bulk(answer, action.participle())).await
         }
     }
 }
 
+/// Follows a bulk action that has a rate.
+async fn watch_bulk(api: &Api, request: ApiRequest<'_>, action: Action) -> Result<ExitCode, CommandError> {
+    let answer: BulkResponse = request.send().await.map_err(|error| api.name_options(error))?;
+    let Some(id) = answer.id else {
+        print(&describe_bulk(&answer, action.participle()));
+        return Ok(ExitCode::SUCCESS);
+    };
+    let ended = progress::follow_bulk(api, &id.to_string(), answer.matched, action.participle()).await?;
+    if let Some(error) = &ended.error {
+        return Err(CommandError::Other(format!("the server gave up after {} jobs: {error}", ended.done)));
+    }
+    print(&if api.json {
+        serde_json::to_string(&ended).map_err(|error| CommandError::Other(error.to_string()))?
+    } else {
+        done_text(ended.done, ended.skipped, action.participle())
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
 async fn act_on_one(api: &Api, id: &str, action: Action) -> Result<ExitCode, CommandError> {
+    let id = &ids::resolve(api, &ids::DEAD_LETTER, id).await?;
     match action {
         Action::Retry => api.show(api.post(&path(id, "/retry")), jobs::retried_text).await,
         Action::Delete => {
@@ -283,11 +316,15 @@ fn describe_bulk(answer: &BulkResponse, participle: &str) -> String {
         let verb = if answer.matched == 1 { "is" } else { "are" };
         return format!("{matched} {verb} being {participle}, {n} per second (bulk action {id})");
     }
-    let skipped = match answer.skipped {
+    done_text(answer.done, answer.skipped, participle)
+}
+
+fn done_text(done: u64, skipped: u64, participle: &str) -> String {
+    let skipped = match skipped {
         0 => String::new(),
         n => format!("; {n} skipped because they changed meanwhile"),
     };
-    format!("{} {participle}{skipped}", count(answer.done, "dead letter"))
+    format!("{} {participle}{skipped}", count(done, "dead letter"))
 }
 
 fn describe_stats(stats: &DeadLetterStats) -> String {
@@ -295,18 +332,19 @@ fn describe_stats(stats: &DeadLetterStats) -> String {
         true => format!(" (of the newest {})", stats.reason_sample_size),
         false => String::new(),
     };
+    let width = terminal_width().unwrap_or(usize::MAX);
     let mut lines = vec![count(stats.total, "dead letter")];
     let mut add = |title: String, counts: Vec<(&str, u64)>| {
         if !counts.is_empty() {
             lines.push(title);
-            lines.extend(counts.iter().map(|(name, n)| format!("  {n:>8}  {name}")));
+            lines.extend(counts.iter().map(|(name, n)| shorten(&format!("  {n:>8}  {name}"), width)));
         }
     };
     add("by type".into(), stats.by_type.iter().map(|group| (group.job_type.as_str(), group.count)).collect());
     add("by queue".into(), stats.by_queue.iter().map(|group| (group.queue.as_str(), group.count)).collect());
     let reasons = stats.by_reason.iter().map(|group| (group.reason.as_str(), group.count)).collect();
     add(format!("by reason{sample}"), reasons);
-    lines.extend(stats.oldest.map(|at| format!("oldest: created {at} ({})", relative(at))));
-    lines.extend(stats.newest.map(|at| format!("newest: created {at} ({})", relative(at))));
+    lines.extend(stats.oldest.map(|at| wrap(&format!("oldest: created {}", exact_and_relative(at)))));
+    lines.extend(stats.newest.map(|at| wrap(&format!("newest: created {}", exact_and_relative(at)))));
     lines.join("\n")
 }

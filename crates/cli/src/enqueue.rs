@@ -6,12 +6,12 @@ use clap::Args;
 use faena::SubmittedJob;
 use serde_json::{Map, Value, value::RawValue};
 
-use crate::{Api, CommandError, Connection, api::FieldOptions, output::print, watch};
+use crate::{Api, CommandError, Connection, api::FieldOptions, complete, ids, output::print, watch};
 
 #[derive(Args)]
 pub struct Arguments {
     /// Job type: noop, sleep, http.request, or a type that one of your workers handles
-    #[arg(value_name = "TYPE")]
+    #[arg(value_name = "TYPE", add = complete::types())]
     kind: String,
     /// Payload, a JSON object; - reads it from standard input
     #[arg(default_value = "{}", value_name = "PAYLOAD")]
@@ -20,7 +20,7 @@ pub struct Arguments {
     #[arg(long)]
     name: Option<String>,
     /// Queue [default: default]
-    #[arg(long)]
+    #[arg(long, add = complete::queues())]
     queue: Option<String>,
     /// Priority: LOW, NORMAL, HIGH or CRITICAL [default: NORMAL]
     #[arg(long)]
@@ -41,7 +41,7 @@ pub struct Arguments {
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
     /// Job that has to complete first; repeat for several
-    #[arg(long = "after", value_name = "ID")]
+    #[arg(long = "after", value_name = "ID", add = complete::jobs())]
     after: Vec<String>,
     /// Reject the job while an unfinished job has the same key
     #[arg(long, value_name = "KEY")]
@@ -71,8 +71,9 @@ pub struct Arguments {
 const FIELD_OPTIONS: FieldOptions =
     &[("type", "TYPE"), ("payload", "PAYLOAD"), ("scheduledAt", "--at"), ("tags", "--tag"), ("dependsOn", "--after")];
 
-pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
+pub async fn run(mut arguments: Arguments) -> Result<ExitCode, CommandError> {
     let api = Api::new(&arguments.connection)?.with_options(FIELD_OPTIONS);
+    arguments.after = ids::resolve_all(&api, &ids::JOB, arguments.after).await?;
     let mut request = api.post("/api/v1/jobs").json_text(body(&arguments)?);
     if let Some(key) = &arguments.idempotency_key {
         request = request.header("idempotency-key", key);

@@ -7,7 +7,7 @@ use faena::{ErrorCode, StreamEvent};
 use serde_json::Value;
 
 use crate::{
-    Api, CommandError, Connection,
+    Api, CommandError, Connection, complete, ids,
     output::{print, print_error, shorten},
 };
 
@@ -17,16 +17,16 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_name = "TYPE,…")]
     types: Vec<String>,
     /// Only events of jobs in this queue
-    #[arg(long)]
+    #[arg(long, add = complete::queues())]
     queue: Option<String>,
     /// Only events with this correlation id
     #[arg(long, value_name = "ID")]
     correlation_id: Option<String>,
     /// Only events of this job
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = complete::jobs())]
     job: Option<String>,
     /// Only events of this task
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = complete::tasks())]
     task: Option<String>,
     /// Continue after this position; 0 starts at the oldest stored event [default: new events only]
     #[arg(long, value_name = "POSITION")]
@@ -46,8 +46,10 @@ impl Arguments {
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
-pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
+pub async fn run(mut arguments: Arguments) -> Result<ExitCode, CommandError> {
     let api = Api::new(&arguments.connection)?;
+    arguments.job = ids::resolve_opt(&api, &ids::JOB, arguments.job).await?;
+    arguments.task = ids::resolve_opt(&api, &ids::TASK, arguments.task).await?;
     let mut follower = Follower { position: arguments.from.map(|position| position.to_string()), has_received: false };
     let mut delay = FIRST_DELAY;
     let mut was_connected = false;

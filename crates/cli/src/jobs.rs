@@ -10,7 +10,9 @@ use serde::Deserialize;
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, age, count, table},
+    complete, ids,
+    output::{Details, age, count, wrap},
+    table::table,
     watch,
 };
 
@@ -45,7 +47,8 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct JobArguments {
-    /// Job id
+    /// Job id, or the beginning of one
+    #[arg(add = complete::jobs())]
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -53,7 +56,8 @@ pub struct JobArguments {
 
 #[derive(Args)]
 pub struct LogArguments {
-    /// Job id
+    /// Job id, or the beginning of one
+    #[arg(add = complete::jobs())]
     id: String,
     /// Maximum number of entries, up to 1000
     #[arg(long, default_value_t = 100, value_name = "N")]
@@ -79,10 +83,10 @@ pub struct List {
     #[arg(long, value_name = "STATE,…")]
     status: Option<String>,
     /// Only jobs of this type
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", add = complete::types())]
     kind: Option<String>,
     /// Only jobs in this queue
-    #[arg(long)]
+    #[arg(long, add = complete::queues())]
     queue: Option<String>,
     /// Only jobs with this name
     #[arg(long)]
@@ -91,7 +95,7 @@ pub struct List {
     #[arg(long, value_name = "PRIORITY,…")]
     priority: Option<String>,
     /// Only jobs that this worker has, or had when they finished
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = complete::workers())]
     worker_id: Option<String>,
     /// Only jobs with this text in their error
     #[arg(long, value_name = "TEXT")]
@@ -142,27 +146,41 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => show_list(*list).await,
         Command::Show(job) => {
-            let api = Api::new(&job.connection)?;
-            api.show(api.get(&path(&job.id, "")), describe).await
+            let (api, path) = job.open("").await?;
+            api.show(api.get(&path), describe).await
         }
         Command::Log(log) => {
             let api = Api::new(&log.connection)?;
-            let request = api.get(&path(&log.id, "/log")).query("limit", log.limit).query_opt("cursor", log.cursor);
+            let id = ids::resolve(&api, &ids::JOB, &log.id).await?;
+            let request = api.get(&path(&id, "/log")).query("limit", log.limit).query_opt("cursor", log.cursor);
             api.show(request, log_text).await
         }
-        Command::Watch(job) => watch::watch(&Api::new(&job.connection)?, &job.id).await,
-        Command::Why(job) => {
+        Command::Watch(job) => {
             let api = Api::new(&job.connection)?;
-            api.show(api.get(&path(&job.id, "/why")), explain).await
+            let id = ids::resolve(&api, &ids::JOB, &job.id).await?;
+            watch::watch(&api, &id).await
+        }
+        Command::Why(job) => {
+            let (api, path) = job.open("/why").await?;
+            api.show(api.get(&path), explain).await
         }
         Command::Cancel(job) => {
-            let api = Api::new(&job.connection)?;
-            api.show(api.post(&path(&job.id, "/cancel")), cancelled_text).await
+            let (api, path) = job.open("/cancel").await?;
+            api.show(api.post(&path), cancelled_text).await
         }
         Command::Retry(job) => {
-            let api = Api::new(&job.connection)?;
-            api.show(api.post(&path(&job.id, "/retry")), retried_text).await
+            let (api, path) = job.open("/retry").await?;
+            api.show(api.post(&path), retried_text).await
         }
+    }
+}
+
+impl JobArguments {
+    /// Returns the server, and the path of the job there.
+    async fn open(&self, rest: &str) -> Result<(Api, String), CommandError> {
+        let api = Api::new(&self.connection)?;
+        let id = ids::resolve(&api, &ids::JOB, &self.id).await?;
+        Ok((api, path(&id, rest)))
     }
 }
 
@@ -231,17 +249,17 @@ impl List {
 
 fn list_text(list: &JobList, empty: &str) -> String {
     if list.jobs.is_empty() && !list.is_partial {
-        return empty.to_owned();
+        return wrap(empty);
     }
-    let mut table = table(["id", "status", "age", "attempt", "queue", "type"]);
+    let mut table = table(["id", "status", "created", "type", "queue", "attempt"]);
     for job in &list.jobs {
         table.add_row([
             job.id.to_string(),
             job.status.to_string(),
             age(job.created_at),
-            job.attempt.to_string(),
-            job.queue.clone(),
             job.kind.clone(),
+            job.queue.clone(),
+            job.attempt.to_string(),
         ]);
     }
     let mut notes = String::new();
@@ -254,7 +272,8 @@ fn list_text(list: &JobList, empty: &str) -> String {
     if let Some(cursor) = &list.next_cursor {
         notes.push_str(&format!("; next page: --cursor {cursor}"));
     }
-    format!("{table}\n{} of {}{notes}", list.jobs.len(), count(list.total, "job"))
+    let summary = wrap(&format!("{} of {}{notes}", list.jobs.len(), count(list.total, "job")));
+    format!("{table}\n{summary}")
 }
 
 /// Lists the reasons, one per line.

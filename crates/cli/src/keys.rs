@@ -7,11 +7,7 @@ use faena_domain::ApiKey;
 use faena_wire::{ApiKeyList, ShownApiKey};
 use serde_json::json;
 
-use crate::{
-    Api, CommandError, Connection,
-    api::segment,
-    output::{relative, table},
-};
+use crate::{Api, CommandError, Connection, api::segment, complete, ids, output::relative, table::table};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -71,7 +67,8 @@ pub struct NewKey {
 
 #[derive(Args)]
 pub struct Rotate {
-    /// Key id
+    /// Key id, or the beginning of one
+    #[arg(add = complete::api_keys())]
     id: String,
     /// How long the old secret stays valid, up to 30d
     #[arg(long, default_value = "24h", value_name = "DURATION")]
@@ -82,7 +79,8 @@ pub struct Rotate {
 
 #[derive(Args)]
 pub struct Revoke {
-    /// Key id
+    /// Key id, or the beginning of one
+    #[arg(add = complete::api_keys())]
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -100,13 +98,15 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         }
         Command::Rotate(rotate) => {
             let api = Api::new(&rotate.connection)?;
-            let request = api.post(&path(&rotate.id, "/rotate")).json(&json!({"overlap": rotate.overlap}));
+            let id = ids::resolve_in_whole_list(&api, &ids::API_KEY, &rotate.id).await?;
+            let request = api.post(&path(&id, "/rotate")).json(&json!({"overlap": rotate.overlap}));
             api.show(request, created).await
         }
         Command::Revoke(revoke) => {
             let api = Api::new(&revoke.connection)?;
             let describe = |key: &ApiKey| format!("key \"{}\" ({}) is revoked", key.name, key.id);
-            api.show(api.delete(&path(&revoke.id, "")), describe).await
+            let id = ids::resolve_in_whole_list(&api, &ids::API_KEY, &revoke.id).await?;
+            api.show(api.delete(&path(&id, "")), describe).await
         }
     }
 }
@@ -148,16 +148,16 @@ pub fn created(shown: &ShownApiKey) -> String {
 }
 
 fn keys_table(list: &ApiKeyList) -> String {
-    let mut table = table(["id", "name", "scopes", "queues", "groups", "state", "last used", "created"]);
+    let mut table = table(["id", "name", "state", "scopes", "last used", "queues", "groups", "created"]);
     for key in &list.api_keys {
         table.add_row([
             key.id.to_string(),
             key.name.clone(),
+            state(key),
             scopes(key),
+            key.last_used_at.map_or("never".into(), relative),
             key.queues.as_ref().map_or("all".into(), |queues| queues.join(",")),
             key.groups.join(","),
-            state(key),
-            key.last_used_at.map_or("never".into(), relative),
             relative(key.created_at),
         ]);
     }

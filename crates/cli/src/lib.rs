@@ -2,19 +2,23 @@
 
 mod api;
 mod audit;
+mod complete;
 mod dead_letters;
 mod enqueue;
 mod events;
+mod ids;
 mod jobs;
 pub mod keys;
 mod limits;
 mod machines;
 pub mod outbox;
 pub mod output;
+pub mod progress;
 mod queues;
 mod schedule_options;
 mod schedules;
 mod state_marks;
+pub mod table;
 mod task_bulk;
 mod task_watch;
 mod tasks;
@@ -115,6 +119,9 @@ pub struct Connection {
     /// Output JSON
     #[arg(long)]
     pub json: bool,
+    /// Show exact times in UTC instead of relative ones
+    #[arg(long)]
+    utc: bool,
 }
 
 /// Runs a command.

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use faena_wire::LimitList;
 use serde_json::{Map, Value, json};
 
-use crate::{Api, CommandError, Connection, output::table, queues::LimitOptions};
+use crate::{Api, CommandError, Connection, complete, queues::LimitOptions, table::table};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -52,10 +52,10 @@ struct Scope {
     #[arg(long)]
     system: bool,
     /// Limit for a queue
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::queues())]
     queue: Option<String>,
     /// Limit for a job type
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", add = complete::types())]
     kind: Option<String>,
     /// Limit for a concurrency key; KEY* is a separate limit for each key with this prefix
     #[arg(long)]

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{print, relative, table},
+    complete,
+    output::{print, relative},
+    table::table,
     task_bulk,
 };
 
@@ -80,6 +82,7 @@ pub struct Register {
 #[derive(Args)]
 pub struct Show {
     /// Machine name
+    #[arg(add = complete::machines())]
     name: String,
     /// Version [default: the newest]
     #[arg(long)]

@@ -8,7 +8,9 @@ use serde_json::{Map, Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, count, shorten, table},
+    complete,
+    output::{Details, count, relative_text, shorten},
+    table::table,
 };
 
 #[derive(Subcommand)]
@@ -55,7 +57,7 @@ pub struct Sources {
 #[derive(Args)]
 pub struct Filter {
     /// Only events of this sink
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::sinks())]
     sink: Option<String>,
     /// Only events of this type, like job.failed or job.*
     #[arg(long = "type", value_name = "TYPE")]
@@ -145,7 +147,7 @@ pub struct Resolve {
 #[derive(Args)]
 pub struct Republish {
     /// Sink to publish to
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = complete::sinks())]
     sink: String,
     /// Start of the range, included, like 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
@@ -206,38 +208,38 @@ fn field(value: &Value, name: &str) -> String {
 }
 
 fn listed_sinks(answer: &Value) -> String {
-    let mut table = table(["sink", "types", "on rejection", "pending", "oldest", "dead", "sent", "nodes", "down"]);
+    let mut table = table(["sink", "pending", "oldest", "dead", "sent", "down", "types", "on rejection", "nodes"]);
     for sink in answer["sinks"].as_array().into_iter().flatten() {
         let types: Vec<&str> = sink["types"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         table.add_row([
             field(sink, "name"),
-            types.join(" "),
-            field(sink, "onRejected"),
             field(sink, "pending"),
-            field(sink, "oldestPendingAt"),
+            relative_text(&field(sink, "oldestPendingAt")),
             field(sink, "dead"),
             field(sink, "sent"),
-            sink["nodes"].as_array().map_or(0, Vec::len).to_string(),
             down(sink),
+            types.join(" "),
+            field(sink, "onRejected"),
+            sink["nodes"].as_array().map_or(0, Vec::len).to_string(),
         ]);
     }
     table.or_text("no sinks; add a [[sink]] to the configuration of the server")
 }
 
 fn listed_inputs(answer: &Value) -> String {
-    let mut table = table(["name", "kind", "node", "state", "pending", "oldest", "processed", "down"]);
+    let mut table = table(["name", "kind", "state", "pending", "oldest", "down", "processed", "node"]);
     for input in ["sources", "inboxes"].into_iter().flat_map(|list| answer[list].as_array().into_iter().flatten()) {
         let processed = input["processed"].as_object().into_iter().flatten();
         let processed: Vec<String> = processed.map(|(outcome, count)| format!("{count} {outcome}")).collect();
         table.add_row([
             field(input, "name"),
             field(input, "kind"),
-            field(input, "nodeName"),
             field(input, "state"),
             field(input, "pending"),
-            field(input, "oldestPendingAt"),
-            processed.join(", "),
+            relative_text(&field(input, "oldestPendingAt")),
             down(input),
+            processed.join(", "),
+            field(input, "nodeName"),
         ]);
     }
     table.or_text(
@@ -248,7 +250,7 @@ fn listed_inputs(answer: &Value) -> String {
 /// Returns since when and why a sink, source or inbox is down.
 fn down(of: &Value) -> String {
     let since = of["downSince"].as_str();
-    since.map(|since| format!("since {since}: {}", field(of, "downReason"))).unwrap_or_default()
+    since.map(|since| format!("since {}: {}", relative_text(since), field(of, "downReason"))).unwrap_or_default()
 }
 
 async fn show_dead(dead: Dead) -> Result<ExitCode, CommandError> {
@@ -264,17 +266,17 @@ async fn show_dead(dead: Dead) -> Result<ExitCode, CommandError> {
 }
 
 fn listed_dead(answer: &Value) -> String {
-    let mut table = table(["id", "sink", "type", "subject", "retries", "rejected", "resolved by", "error"]);
+    let mut table = table(["id", "sink", "type", "error", "rejected", "subject", "resolved by", "retries"]);
     for event in answer["data"].as_array().into_iter().flatten() {
         table.add_row([
             field(event, "id"),
             field(event, "sink"),
             field(event, "eventType"),
-            field(event, "aggregateId"),
-            field(event, "retryCount"),
-            field(event, "movedAt"),
-            field(event, "resolvedBy"),
             shorten(&field(event, "errorMessage"), 60),
+            relative_text(&field(event, "movedAt")),
+            field(event, "aggregateId"),
+            field(event, "resolvedBy"),
+            field(event, "retryCount"),
         ]);
     }
     let more = answer["nextCursor"].as_str().map(|next| format!("\nnext page: --cursor {next}")).unwrap_or_default();
@@ -320,7 +322,7 @@ async fn act(
             body.insert("all".into(), json!(selection.all));
             let request = api.post_bulk(&format!("/api/v1/outbox/dead-letter/{action}")).json(&body);
             let describe = |answer: &Value| format!("{} {participle}", events(answer, participle));
-            api.show(request, describe).await
+            api.show_long(request, "waiting for the server", describe).await
         }
     }
 }
@@ -340,5 +342,5 @@ async fn republish(arguments: Republish) -> Result<ExitCode, CommandError> {
         body["perSecond"] = json!(n);
     }
     let describe = |answer: &Value| format!("{} queued for sink {}", events(answer, "republished"), arguments.sink);
-    api.show(api.post_bulk("/api/v1/outbox/republish").json(&body), describe).await
+    api.show_long(api.post_bulk("/api/v1/outbox/republish").json(&body), "waiting for the server", describe).await
 }

@@ -1,14 +1,115 @@
 //! Formats output for a terminal.
 
-use std::{fmt, io::Write};
+use std::{
+    io::{IsTerminal, Write, stdout},
+    sync::{
+        LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use faena_domain::{Timestamp, printable};
+use unicode_width::UnicodeWidthChar;
+
+use crate::state_marks::{Colour, is_colour_refused};
+
+/// Whether times are exact, as `--utc` asks.
+static EXACT_TIMES: AtomicBool = AtomicBool::new(false);
+
+/// Whether the output has colours: only on a terminal.
+static HAS_COLOURS: LazyLock<bool> = LazyLock::new(|| {
+    stdout().is_terminal() && !is_colour_refused() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+});
+
+/// Whether something was painted: only then colours are written.
+static IS_PAINTED: AtomicBool = AtomicBool::new(false);
+
+/// First of the characters that stand for colours until a text is printed. They have no meaning of their own, and escape
+/// sequences would be made harmless by then. A text of the server that has them can at most colour itself.
+const FIRST_MARK: u32 = 0xf_0000;
+/// Stands for the end of a colour.
+const END_MARK: char = '\u{f00ff}';
 
 /// Prints a line, safe for a terminal. A reader that has closed the pipe (`faena jobs list | head`) is not an error.
 pub fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", printable(text));
+    let text = printable(text);
+    let mut out = stdout().lock();
+    let _ = match IS_PAINTED.load(Ordering::Relaxed) {
+        true => writeln!(out, "{}", with_colours(&text)),
+        false => writeln!(out, "{text}"),
+    };
     let _ = out.flush();
+}
+
+/// Shows exact times from now on, instead of relative ones.
+pub fn show_exact_times() {
+    EXACT_TIMES.store(true, Ordering::Relaxed);
+}
+
+/// Returns the width of the terminal, or `None` if the output goes elsewhere.
+pub fn terminal_width() -> Option<usize> {
+    terminal_size::terminal_size_of(stdout()).map(|(width, _)| usize::from(width.0))
+}
+
+/// Returns a text in a colour, if the output has colours.
+pub fn paint(text: &str, colour: Option<Colour>) -> String {
+    match colour.filter(|_| *HAS_COLOURS) {
+        Some(colour) => {
+            IS_PAINTED.store(true, Ordering::Relaxed);
+            format!("{}{text}{END_MARK}", mark(colour))
+        }
+        None => text.to_owned(),
+    }
+}
+
+fn mark(colour: Colour) -> char {
+    char::from_u32(FIRST_MARK + colour as u32).unwrap_or(END_MARK)
+}
+
+/// Writes escape sequences where colours begin and end.
+fn with_colours(text: &str) -> String {
+    let mut painted = String::with_capacity(text.len() + 64);
+    let mut is_painted = false;
+    for c in text.chars() {
+        if let Some(colour) = Colour::ALL.into_iter().find(|colour| mark(*colour) == c) {
+            painted.push_str(colour.sequence());
+            is_painted = true;
+        } else if c == END_MARK || (c == '\n' && is_painted) {
+            painted.push_str("\x1b[0m");
+            painted.extend((c == '\n').then_some(c));
+            is_painted = false;
+        } else {
+            painted.push(c);
+        }
+    }
+    painted.extend(is_painted.then_some("\x1b[0m").into_iter().flat_map(str::chars));
+    painted
+}
+
+/// Breaks a sentence at spaces so that it fits the terminal.
+pub fn wrap(text: &str) -> String {
+    match terminal_width() {
+        Some(max) => wrap_to(text, max),
+        None => text.to_owned(),
+    }
+}
+
+fn wrap_to(text: &str, max: usize) -> String {
+    let mut wrapped = String::new();
+    let mut used = 0;
+    for word in text.split(' ') {
+        let width = text_width(word);
+        if used > 0 && used + 1 + width > max {
+            wrapped.push('\n');
+            used = 0;
+        } else if used > 0 {
+            wrapped.push(' ');
+            used += 1;
+        }
+        wrapped.push_str(word);
+        used += width;
+    }
+    wrapped
 }
 
 /// Prints a line to the standard error output, safe for a terminal.
@@ -19,70 +120,6 @@ pub fn print_error(text: &str) {
 /// Returns a text as one line without control characters.
 pub fn one_line(text: &str) -> String {
     printable(&text.replace("\r\n", " ").replace(['\n', '\t'], " ")).into_owned()
-}
-
-/// A table with one line per row, without borders.
-///
-/// On a terminal that is too narrow, the widest columns are cut, except the first, which has the id or name to copy, and those
-/// in `KEPT`. Nothing is cut if the output goes to a file or another program.
-pub struct Table {
-    /// The header and the rows.
-    rows: Vec<Vec<String>>,
-}
-
-const GAP: usize = 2;
-/// No column is cut to fewer characters than this.
-const MIN_WIDTH: usize = 4;
-/// Columns that are never cut: ids to copy, and states to compare.
-const KEPT: [&str; 5] = ["id", "job", "state", "status", "outcome"];
-
-/// Creates a table with this header.
-pub fn table<const N: usize>(header: [&str; N]) -> Table {
-    Table { rows: vec![header.map(ToOwned::to_owned).to_vec()] }
-}
-
-impl Table {
-    /// Returns the table, or `text` if it has no rows: a header alone says nothing.
-    pub fn or_text(self, text: &str) -> String {
-        if self.rows.len() == 1 { text.to_owned() } else { self.to_string() }
-    }
-
-    pub fn add_row<const N: usize>(&mut self, cells: [String; N]) {
-        // A line break would end the row.
-        self.rows.push(cells.map(|cell| one_line(&cell)).to_vec());
-    }
-
-    /// Returns the width of each column if the table may have `max` characters per line.
-    fn widths(&self, max: usize) -> Vec<usize> {
-        let columns = self.rows[0].len();
-        let widest = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let mut widths: Vec<usize> = (0..columns).map(widest).collect();
-        let mut excess = (widths.iter().sum::<usize>() + GAP * (columns - 1)).saturating_sub(max);
-        while excess > 0 {
-            let can_be_cut = |column: &usize| *column > 0 && !KEPT.contains(&self.rows[0][*column].as_str());
-            let widest = (0..columns).filter(can_be_cut).max_by_key(|column| widths[*column]);
-            let Some(widest) = widest.filter(|column| widths[*column] > MIN_WIDTH) else { break };
-            widths[widest] -= 1;
-            excess -= 1;
-        }
-        widths
-    }
-
-    fn render(&self, max: usize) -> String {
-        let widths = self.widths(max);
-        let line = |row: &Vec<String>| {
-            let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{:<width$}", shorten(cell, width)));
-            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-        };
-        self.rows.iter().map(line).collect::<Vec<_>>().join("\n")
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let terminal = terminal_size::terminal_size_of(std::io::stdout());
-        f.write_str(&self.render(terminal.map_or(usize::MAX, |(width, _)| usize::from(width.0))))
-    }
 }
 
 /// The details of one resource: a name and a value per line.
@@ -128,22 +165,52 @@ pub fn count(number: u64, singular: &str) -> String {
     format!("{number} {singular}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Cuts a text after `max` characters.
-pub fn shorten(text: &str, max: usize) -> String {
-    if text.chars().count() <= max {
-        text.to_owned()
-    } else {
-        format!("{}…", text.chars().take(max - 1).collect::<String>())
-    }
+/// Returns how many columns of a terminal a text takes.
+pub fn text_width(text: &str) -> usize {
+    text.chars().map(char_width).sum()
 }
 
-/// Returns a time relative to now: `12 s ago`, `in 5 min`.
+fn char_width(c: char) -> usize {
+    c.width().unwrap_or(0)
+}
+
+/// Cuts a text so that it takes at most `max` columns.
+pub fn shorten(text: &str, max: usize) -> String {
+    if text_width(text) <= max {
+        return text.to_owned();
+    }
+    let mut left = max.saturating_sub(1);
+    let fits = |c: &char| {
+        let fits = char_width(*c) <= left;
+        left = left.saturating_sub(char_width(*c));
+        fits
+    };
+    format!("{}…", text.chars().take_while(fits).collect::<String>())
+}
+
+/// Returns a time relative to now: `12 s ago`, `in 5 min`. With `--utc`, the exact time.
 pub fn relative(at: Timestamp) -> String {
+    if EXACT_TIMES.load(Ordering::Relaxed) {
+        return at.to_string();
+    }
     relative_to(at.as_ms(), Timestamp::now().as_ms())
 }
 
-/// Returns the time since `at`, for a column of a table: `12 s`, `5 min`.
+/// Returns an exact time with the relative one behind it: `2026-11-17T16:20:00.000Z (12 s ago)`.
+pub fn exact_and_relative(at: Timestamp) -> String {
+    if EXACT_TIMES.load(Ordering::Relaxed) { at.to_string() } else { format!("{at} ({})", relative(at)) }
+}
+
+/// Returns the time of a text of the API, relative to now.
+pub fn relative_text(time: &str) -> String {
+    Timestamp::parse(time).map_or_else(|| time.to_owned(), relative)
+}
+
+/// Returns the time since `at`, for a column of a table: `12 s`, `5 min`. With `--utc`, the exact time.
 pub fn age(at: faena::Timestamp) -> String {
+    if EXACT_TIMES.load(Ordering::Relaxed) {
+        return at.to_string();
+    }
     approximate_duration(faena::Timestamp::now().saturating_duration_since(at).as_secs())
 }
 
@@ -195,37 +262,29 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_are_printable() {
-        let mut table = table(["id", "error"]);
-        table.add_row(["1".into(), "a\u{1b}[2Jb\r\nc\td".into()]);
-        assert_eq!(table.render(usize::MAX), "id  error\n1   a\\u001b[2Jb c d");
+    fn further_lines_of_a_detail_are_indented() {
         let mut details = Details::new(8);
         details.add("error", "broken\nstatus  COMPLETED");
         assert_eq!(details.text(), "error   broken\n        status  COMPLETED");
     }
 
     #[test]
+    fn marks_become_colours_that_end_with_their_line() {
+        let red = mark(Colour::Red);
+        assert_eq!(with_colours(&format!("a {red}b{END_MARK} c")), "a \x1b[31mb\x1b[0m c");
+        assert_eq!(with_colours(&format!("{red}b\nc{red}")), "\x1b[31mb\x1b[0m\nc\x1b[31m\x1b[0m");
+    }
+
+    #[test]
+    fn a_sentence_breaks_between_words() {
+        assert_eq!(wrap_to("one two three", 7), "one two\nthree");
+        assert_eq!(wrap_to("one two three", 3), "one\ntwo\nthree");
+        assert_eq!(wrap_to("one two three", 80), "one two three");
+    }
+
+    #[test]
     fn a_long_text_is_cut_and_a_short_one_is_not() {
         assert_eq!((shorten("añb", 3).as_str(), shorten("añbc", 3).as_str()), ("añb", "añ…"));
-    }
-
-    #[test]
-    fn states_and_ids_are_never_cut_and_an_empty_table_is_a_sentence() {
-        let mut table = table(["name", "status", "queue"]);
-        table.add_row(["a".into(), "PROCESSING".into(), "a-long-queue-name".into()]);
-        assert_eq!(table.render(20), "name  status      queue\na     PROCESSING  a-l…".replace("queue", "que…"));
-        assert_eq!(super::table(["id"]).or_text("no jobs"), "no jobs");
-    }
-
-    #[test]
-    fn a_table_fits_its_width_and_keeps_its_first_column() {
-        let mut table = table(["id", "queue", "error"]);
-        table.add_row(["018f0000-0000".into(), "mail".into(), "connection refused\nby the host".into()]);
-        assert_eq!(
-            table.render(usize::MAX),
-            "id             queue  error\n018f0000-0000  mail   connection refused by the host"
-        );
-        assert_eq!(table.render(36), "id             queue  error\n018f0000-0000  mail   connection re…");
-        assert_eq!(table.render(10), "id             que…  err…\n018f0000-0000  mail  con…", "cannot be narrower");
+        assert_eq!((shorten("日本語", 5).as_str(), shorten("日本語", 4).as_str()), ("日本…", "日…"));
     }
 }

@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, relative, table},
+    complete,
+    output::{Details, exact_and_relative, relative},
+    table::table,
 };
 
 #[derive(Subcommand)]
@@ -43,6 +45,7 @@ pub struct List {
 #[derive(Args)]
 pub struct QueueArguments {
     /// Queue name
+    #[arg(add = complete::queues())]
     name: String,
     #[command(flatten)]
     connection: Connection,
@@ -51,6 +54,7 @@ pub struct QueueArguments {
 #[derive(Args)]
 pub struct Set {
     /// Queue name
+    #[arg(add = complete::queues())]
     name: String,
     #[command(flatten)]
     limit: LimitOptions,
@@ -67,6 +71,7 @@ pub struct Set {
 #[derive(Args)]
 pub struct Pause {
     /// Queue name
+    #[arg(add = complete::queues())]
     name: String,
     /// Reason shown to others
     #[arg(long)]
@@ -178,7 +183,7 @@ fn describe(queue: &QueueView) -> String {
     let by_priority =
         format!("{} critical, {} high, {} normal, {} low", depth.critical, depth.high, depth.normal, depth.low);
     details.add("ready", format!("{} ({by_priority})", depth.total));
-    details.add_opt("oldest", queue.oldest.map(|at| format!("{at} ({})", relative(at))));
+    details.add_opt("oldest", queue.oldest.map(exact_and_relative));
     details.add("running", queue.running.to_string());
     details.add("scheduled", format!("{} pending, {} retrying", queue.pending, queue.retrying));
     details.add_opt("finished/min", queue.rate_per_minute.map(|rate| format!("{rate:.1}")));

@@ -12,8 +12,10 @@ use faena_wire::{CreatedSchedule, RunList, ScheduleList, Success, TickList, Trig
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, count, exact_duration, print, relative, shorten, table},
+    complete, ids,
+    output::{Details, count, exact_duration, print, relative, shorten, wrap},
     schedule_options::{FIELD_OPTIONS, ScheduleOptions, without_defaults},
+    table::table,
 };
 
 #[derive(Subcommand)]
@@ -63,8 +65,8 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct ScheduleArguments {
-    /// Schedule id or name
-    #[arg(value_name = "ID|NAME")]
+    /// Schedule id, the beginning of one, or name
+    #[arg(value_name = "ID|NAME", add = complete::schedules())]
     schedule: String,
     #[command(flatten)]
     connection: Connection,
@@ -101,8 +103,8 @@ pub struct Create {
 
 #[derive(Args)]
 pub struct Edit {
-    /// Schedule id or name
-    #[arg(value_name = "ID|NAME")]
+    /// Schedule id, the beginning of one, or name
+    #[arg(value_name = "ID|NAME", add = complete::schedules())]
     schedule: String,
     #[command(flatten)]
     options: Box<ScheduleOptions>,
@@ -112,8 +114,8 @@ pub struct Edit {
 
 #[derive(Args)]
 pub struct Preview {
-    /// Schedule id or name
-    #[arg(value_name = "ID|NAME")]
+    /// Schedule id, the beginning of one, or name
+    #[arg(value_name = "ID|NAME", add = complete::schedules())]
     schedule: String,
     /// Number of due times
     #[arg(long, default_value_t = 10, value_name = "N")]
@@ -124,8 +126,8 @@ pub struct Preview {
 
 #[derive(Args)]
 pub struct Ticks {
-    /// Schedule id or name
-    #[arg(value_name = "ID|NAME")]
+    /// Schedule id, the beginning of one, or name
+    #[arg(value_name = "ID|NAME", add = complete::schedules())]
     schedule: String,
     /// Maximum number of due times
     #[arg(long, default_value_t = 20, value_name = "N")]
@@ -199,13 +201,42 @@ async fn path(api: &Api, schedule: &str, rest: &str) -> Result<String, CommandEr
     let request = api.get("/api/v1/schedules").query("name", schedule).query("limit", 100);
     let found: ScheduleList = request.send().await?;
     match found.schedules.as_slice() {
-        [] => Err(CommandError::Other(format!("no schedule \"{schedule}\"; list them with \"faena schedules list\""))),
+        [] => Ok(format!("/api/v1/schedules/{}{rest}", by_beginning(api, schedule).await?)),
         [schedule] => Ok(format!("/api/v1/schedules/{}{rest}", schedule.id)),
         several => {
             let lines = several.iter().map(|one| format!("\n  {}  {}", one.id, one.explanation));
             let lines: String = lines.collect();
             let total = found.total;
             Err(CommandError::Other(format!("{total} schedules have the name \"{schedule}\"; pass an id:{lines}")))
+        }
+    }
+}
+
+/// How many schedules are searched for an id with a beginning. Their list is not ordered by id.
+const SEARCHED_PAGES: u64 = 10;
+
+/// Returns the id of the only schedule whose id begins with a text.
+async fn by_beginning(api: &Api, text: &str) -> Result<ScheduleId, CommandError> {
+    let unknown = || CommandError::Other(format!("no schedule \"{text}\"; list them with \"faena schedules list\""));
+    if !ids::is_beginning(text) {
+        return Err(unknown());
+    }
+    let mut found: Vec<ScheduleView> = Vec::new();
+    for page in 1..=SEARCHED_PAGES {
+        let list: ScheduleList = api.get("/api/v1/schedules").query("page", page).query("limit", 100).send().await?;
+        let pages = list.total_pages;
+        found.extend(list.schedules.into_iter().filter(|one| ids::has_beginning(&one.id.to_string(), text)));
+        if page >= pages {
+            break;
+        }
+    }
+    match found.as_slice() {
+        [] => Err(unknown()),
+        [one] => Ok(one.id),
+        several => {
+            let lines: String = several.iter().map(|one| format!("\n  {}  {}", one.id, one.name)).collect();
+            let message = format!("several schedules have an id that begins with \"{text}\"; write more of it:");
+            Err(CommandError::Other(format!("{message}{lines}")))
         }
     }
 }
@@ -228,23 +259,24 @@ async fn show_list(list: List) -> Result<ExitCode, CommandError> {
 
 fn listed(list: &ScheduleList, empty: &str) -> String {
     if list.schedules.is_empty() {
-        return empty.to_owned();
+        return wrap(empty);
     }
-    let mut table = table(["id", "next", "last", "runs", "name", "job", "due"]);
+    let mut table = table(["id", "name", "next", "due", "type", "last", "runs"]);
     for schedule in &list.schedules {
         table.add_row([
             schedule.id.to_string(),
+            schedule.name.clone(),
             schedule.next_run_at.map_or_else(|| inactive(schedule), relative),
+            schedule.explanation.clone(),
+            schedule.job_type.clone(),
             schedule.last_run_at.map(relative).unwrap_or_default(),
             schedule.run_count.to_string(),
-            schedule.name.clone(),
-            schedule.job_type.clone(),
-            schedule.explanation.clone(),
         ]);
     }
     let next = list.page.map(|page| page + 1).filter(|next| *next <= list.total_pages);
     let more = next.map(|page| format!("; next page: --page {page}")).unwrap_or_default();
-    format!("{table}\n{} of {}{more}", list.schedules.len(), count(list.total, "schedule"))
+    let summary = wrap(&format!("{} of {}{more}", list.schedules.len(), count(list.total, "schedule")));
+    format!("{table}\n{summary}")
 }
 
 /// Why a schedule has no next run.
@@ -347,7 +379,7 @@ fn runs(runs: &[ScheduledRun]) -> String {
 }
 
 fn ticks(ticks: &[TickRow]) -> String {
-    let mut table = table(["due", "outcome", "job", "recorded", "reason"]);
+    let mut table = table(["due", "outcome", "job", "reason", "recorded"]);
     for tick in ticks {
         let due = match (tick.through_at, tick.count) {
             (Some(last), Some(count)) => format!("{} to {last} ({count})", tick.due_at),
@@ -358,8 +390,8 @@ fn ticks(ticks: &[TickRow]) -> String {
             due,
             tick.outcome.as_str().to_owned(),
             tick.job_id.map(|id| id.to_string()).unwrap_or_default(),
-            tick.at.to_string(),
             tick.reason.clone().unwrap_or_default(),
+            relative(tick.at),
         ]);
     }
     table.or_text("no due times yet")

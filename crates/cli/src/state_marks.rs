@@ -14,6 +14,24 @@ pub enum Colour {
     Grey,
 }
 
+impl Colour {
+    pub const ALL: [Colour; 7] =
+        [Colour::Red, Colour::Green, Colour::Yellow, Colour::Blue, Colour::Magenta, Colour::Cyan, Colour::Grey];
+
+    /// Returns the escape sequence that begins this colour.
+    pub fn sequence(self) -> &'static str {
+        match self {
+            Colour::Red => "\x1b[31m",
+            Colour::Green => "\x1b[32m",
+            Colour::Yellow => "\x1b[33m",
+            Colour::Blue => "\x1b[34m",
+            Colour::Magenta => "\x1b[35m",
+            Colour::Cyan => "\x1b[36m",
+            Colour::Grey => "\x1b[90m",
+        }
+    }
+}
+
 /// Returns the shape and the colour of a state.
 pub fn state_mark(state: &JobState) -> (&'static str, Colour) {
     match state {

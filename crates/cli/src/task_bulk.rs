@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{count, table},
+    complete,
+    output::count,
+    table::table,
     tasks::{object, status},
 };
 
@@ -55,7 +57,7 @@ pub struct CancelAll {
 #[derive(Args)]
 pub struct Selection {
     /// Machine name
-    #[arg(long)]
+    #[arg(long, add = complete::machines())]
     machine: Option<String>,
     /// Version of the machine
     #[arg(long)]
@@ -103,6 +105,7 @@ impl Pace {
 #[derive(Args)]
 pub struct Migrate {
     /// Machine name
+    #[arg(add = complete::machines())]
     name: String,
     /// Version that tasks move from
     #[arg(long)]
@@ -153,7 +156,7 @@ async fn act(action: &str, mut body: Value, selection: Selection) -> Result<Exit
     body["all"] = json!(selection.all);
     selection.pace.add_to(&mut body);
     let request = api.post_bulk(&format!("/api/v1/tasks/bulk/{action}")).json(&body);
-    api.show(request, |answer: &Answer| describe(answer, action)).await
+    api.show_long(request, "waiting for the server", |answer: &Answer| describe(answer, action)).await
 }
 
 #[derive(Deserialize)]
@@ -266,7 +269,7 @@ pub async fn migrate(arguments: Migrate) -> Result<ExitCode, CommandError> {
     let mut body = json!({"from": arguments.from, "to": arguments.to, "map": map, "entry": entry});
     arguments.pace.add_to(&mut body);
     let request = api.post_bulk(&format!("/api/v1/machines/{}/migrate", segment(&arguments.name))).json(&body);
-    api.show(request, describe_migration).await
+    api.show_long(request, "waiting for the server", describe_migration).await
 }
 
 fn describe_migration(answer: &MigrationAnswer) -> String {

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, relative, shorten, table},
+    complete, ids,
+    output::{Details, relative, shorten},
+    table::table,
     task_bulk, task_watch,
 };
 
@@ -71,6 +73,7 @@ pub enum Command {
 #[derive(Args)]
 pub struct Create {
     /// Machine name
+    #[arg(add = complete::machines())]
     machine: String,
     /// Data of the task as a JSON object
     #[arg(default_value = "{}")]
@@ -94,7 +97,7 @@ pub struct Create {
 #[derive(Args)]
 pub struct List {
     /// Machine name
-    #[arg(long)]
+    #[arg(long, add = complete::machines())]
     machine: Option<String>,
     /// State, or part of the path of a nested state
     #[arg(long)]
@@ -117,7 +120,8 @@ pub struct List {
 
 #[derive(Args)]
 pub struct TaskArguments {
-    /// Task id
+    /// Task id, or the beginning of one
+    #[arg(add = complete::tasks())]
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -125,7 +129,8 @@ pub struct TaskArguments {
 
 #[derive(Args)]
 pub struct Events {
-    /// Task id
+    /// Task id, or the beginning of one
+    #[arg(add = complete::tasks())]
     id: String,
     /// Wait for new events
     #[arg(long)]
@@ -136,7 +141,8 @@ pub struct Events {
 
 #[derive(Args)]
 pub struct Fork {
-    /// Task id
+    /// Task id, or the beginning of one
+    #[arg(add = complete::tasks())]
     id: String,
     /// Number of a record, as "faena tasks history" prints it [default: the last before the end of the task]
     #[arg(long, value_name = "RECORD")]
@@ -150,7 +156,8 @@ pub struct Fork {
 
 #[derive(Args)]
 pub struct Send {
-    /// Task id
+    /// Task id, or the beginning of one
+    #[arg(add = complete::tasks())]
     id: String,
     /// Event type
     event: String,
@@ -166,7 +173,8 @@ pub struct Send {
 
 #[derive(Args)]
 pub struct Decide {
-    /// Task id
+    /// Task id, or the beginning of one
+    #[arg(add = complete::tasks())]
     id: String,
     /// Comment, shown in the history and passed to the machine
     #[arg(long)]
@@ -248,37 +256,38 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::Create(create) => create_task(create).await,
         Command::List(list) => list_tasks(list).await,
         Command::Show(task) => {
-            let api = Api::new(&task.connection)?;
-            api.show(api.get(&path(&task.id, "")), details).await
+            let (api, id) = open(&task.connection, &task.id).await?;
+            api.show(api.get(&path(&id, "")), details).await
         }
         Command::History(task) => {
-            let api = Api::new(&task.connection)?;
-            api.show(api.get(&path(&task.id, "/history?limit=1000")), history_table).await
+            let (api, id) = open(&task.connection, &task.id).await?;
+            api.show(api.get(&path(&id, "/history?limit=1000")), history_table).await
         }
         Command::Watch(task) => {
-            let api = Api::new(&task.connection)?;
-            task_watch::watch(&api, &task.id).await
-        }
-        Command::Events(arguments) if arguments.follow => {
-            crate::events::run(crate::events::Arguments::of_task(arguments.id, arguments.connection)).await
+            let (api, id) = open(&task.connection, &task.id).await?;
+            task_watch::watch(&api, &id).await
         }
         Command::Events(arguments) => {
-            let api = Api::new(&arguments.connection)?;
-            api.show(api.get(&path(&arguments.id, "/events?limit=1000")), events_table).await
+            let (api, id) = open(&arguments.connection, &arguments.id).await?;
+            if arguments.follow {
+                return crate::events::run(crate::events::Arguments::of_task(id, arguments.connection)).await;
+            }
+            api.show(api.get(&path(&id, "/events?limit=1000")), events_table).await
         }
         Command::Fork(fork) => fork_task(fork).await,
         Command::Bulk(command) => task_bulk::run(command).await,
         Command::Why(task) => {
-            let api = Api::new(&task.connection)?;
-            api.show(api.get(&path(&task.id, "/why")), explanation).await
+            let (api, id) = open(&task.connection, &task.id).await?;
+            api.show(api.get(&path(&id, "/why")), explanation).await
         }
         Command::Send(send) => {
-            let api = Api::new(&send.connection)?.with_options(&[("event", "EVENT"), ("type", "EVENT")]);
+            let (api, id) = open(&send.connection, &send.id).await?;
+            let api = api.with_options(&[("event", "EVENT"), ("type", "EVENT")]);
             let mut body = json!({"type": send.event, "payload": object(&send.payload, "the payload")?});
             if let Some(id) = send.event_id {
                 body["metadata"] = json!({"traceId": id});
             }
-            api.show(api.post(&path(&send.id, "/events")).json(&body), answer).await
+            api.show(api.post(&path(&id, "/events")).json(&body), answer).await
         }
         Command::Approve(decide) => decision(decide, "approve").await,
         Command::Reject(decide) => decision(decide, "reject").await,
@@ -304,7 +313,7 @@ async fn create_task(create: Create) -> Result<ExitCode, CommandError> {
 }
 
 async fn fork_task(fork: Fork) -> Result<ExitCode, CommandError> {
-    let api = Api::new(&fork.connection)?;
+    let (api, id) = open(&fork.connection, &fork.id).await?;
     let mut body = json!({});
     if let Some(at) = fork.at {
         body["at"] = json!(at);
@@ -312,7 +321,7 @@ async fn fork_task(fork: Fork) -> Result<ExitCode, CommandError> {
     if let Some(data) = &fork.data {
         body["data"] = object(data, "the data")?;
     }
-    let request = api.post(&path(&fork.id, "/fork")).json(&body);
+    let request = api.post(&path(&id, "/fork")).json(&body);
     api.show(request, |task: &TaskView| format!("{}  {}", task.id, task.state)).await
 }
 
@@ -332,18 +341,25 @@ async fn list_tasks(list: List) -> Result<ExitCode, CommandError> {
 }
 
 async fn decision(decide: Decide, action: &str) -> Result<ExitCode, CommandError> {
-    let api = Api::new(&decide.connection)?;
+    let (api, id) = open(&decide.connection, &decide.id).await?;
     let body = json!({"comment": decide.comment, "hash": decide.hash});
     let body: Map<String, Value> = match body {
         Value::Object(fields) => fields.into_iter().filter(|(_, value)| !value.is_null()).collect(),
         _ => Map::new(),
     };
-    api.show(api.post(&path(&decide.id, &format!("/{action}"))).json(&Value::Object(body)), answer).await
+    api.show(api.post(&path(&id, &format!("/{action}"))).json(&Value::Object(body)), answer).await
 }
 
 async fn act(task: TaskArguments, action: &str) -> Result<ExitCode, CommandError> {
-    let api = Api::new(&task.connection)?;
-    api.show(api.post(&path(&task.id, &format!("/{action}"))).json(&json!({})), answer).await
+    let (api, id) = open(&task.connection, &task.id).await?;
+    api.show(api.post(&path(&id, &format!("/{action}"))).json(&json!({})), answer).await
+}
+
+/// Returns the server and the whole id of a task.
+async fn open(connection: &Connection, id: &str) -> Result<(Api, String), CommandError> {
+    let api = Api::new(connection)?;
+    let id = ids::resolve(&api, &ids::TASK, id).await?;
+    Ok((api, id))
 }
 
 pub fn path(id: &str, rest: &str) -> String {
@@ -387,15 +403,15 @@ fn tasks_table(list: &TaskList) -> String {
     if list.tasks.is_empty() {
         return "no tasks match".to_owned();
     }
-    let mut table = table(["id", "machine", "state", "status", "title", "updated"]);
+    let mut table = table(["id", "status", "state", "machine", "updated", "title"]);
     for task in &list.tasks {
         table.add_row([
             task.id.clone(),
-            format!("{} {}", task.machine, task.version),
-            task.state.clone(),
             status(task.status).to_owned(),
-            task.title.clone().unwrap_or_default(),
+            task.state.clone(),
+            format!("{} {}", task.machine, task.version),
             relative(task.updated_at),
+            task.title.clone().unwrap_or_default(),
         ]);
     }
     table.to_string()

@@ -8,7 +8,8 @@ use faena_domain::{JobId, TaskId, Trace, TraceEntry};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{shorten, table},
+    output::{shorten, terminal_width},
+    table::table,
 };
 
 #[derive(Args)]
@@ -74,7 +75,8 @@ fn timeline_entry(trace: &Trace, entry: &TraceEntry, ms: i64) -> String {
     if !entry.details.is_empty() {
         line.push_str(&format!("  {}", shorten(&entry.details, 100)));
     }
-    line.trim_end().to_owned()
+    // Longer lines would wrap.
+    shorten(line.trim_end(), terminal_width().unwrap_or(usize::MAX))
 }
 
 /// Returns `#2` for the second job of the list.

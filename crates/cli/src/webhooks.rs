@@ -9,7 +9,9 @@ use faena_wire::WebhookList;
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, relative, table},
+    complete, ids,
+    output::{Details, relative},
+    table::table,
 };
 
 #[derive(Subcommand)]
@@ -27,7 +29,8 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct WebhookArguments {
-    /// Webhook id
+    /// Webhook id, or the beginning of one
+    #[arg(add = complete::webhooks())]
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -39,10 +42,10 @@ pub struct List {
     #[arg(long)]
     state: Option<String>,
     /// Only webhooks of this job
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = complete::jobs())]
     job: Option<String>,
     /// Only webhooks about the approvals of this task
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = complete::tasks())]
     task: Option<String>,
     /// Only webhooks to this host and port, like example.org:443
     #[arg(long)]
@@ -71,20 +74,22 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
                 .get("/api/v1/webhooks")
                 .query("limit", list.limit)
                 .query_opt("state", list.state)
-                .query_opt("jobId", list.job)
-                .query_opt("taskId", list.task)
+                .query_opt("jobId", ids::resolve_opt(&api, &ids::JOB, list.job).await?)
+                .query_opt("taskId", ids::resolve_opt(&api, &ids::TASK, list.task).await?)
                 .query_opt("host", list.host)
                 .query_opt("cursor", list.cursor);
             api.show(request, |list| listed(list, empty)).await
         }
         Command::Show(webhook) => {
             let api = Api::new(&webhook.connection)?;
-            api.show(api.get(&path(&webhook.id, "")), describe).await
+            let id = ids::resolve(&api, &ids::WEBHOOK, &webhook.id).await?;
+            api.show(api.get(&path(&id, "")), describe).await
         }
         Command::Redeliver(webhook) => {
             let api = Api::new(&webhook.connection)?;
             let describe = |webhook: &WebhookView| format!("{} is being redelivered to {}", webhook.id, webhook.url);
-            api.show(api.post(&path(&webhook.id, "/redeliver")), describe).await
+            let id = ids::resolve(&api, &ids::WEBHOOK, &webhook.id).await?;
+            api.show(api.post(&path(&id, "/redeliver")), describe).await
         }
     }
 }

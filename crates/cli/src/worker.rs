@@ -27,10 +27,10 @@ pub struct Arguments {
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// Job type to run, or PREFIX*; repeat for several
-    #[arg(long = "type", value_name = "TYPE", required = true)]
+    #[arg(long = "type", value_name = "TYPE", required = true, add = crate::complete::types())]
     kinds: Vec<String>,
     /// Queue to take jobs from; repeat for several [default: all]
-    #[arg(long = "queue", value_name = "QUEUE")]
+    #[arg(long = "queue", value_name = "QUEUE", add = crate::complete::queues())]
     queues: Vec<String>,
     /// Maximum number of jobs that run concurrently
     #[arg(long, default_value_t = 1, value_name = "N")]

@@ -9,7 +9,9 @@ use faena_wire::{Success, WorkerList};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    output::{Details, relative, table},
+    complete,
+    output::{Details, exact_and_relative, relative},
+    table::table,
 };
 
 #[derive(Subcommand)]
@@ -31,6 +33,7 @@ pub enum Command {
 #[derive(Args)]
 pub struct WorkerArguments {
     /// Worker id
+    #[arg(add = complete::workers())]
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -77,7 +80,7 @@ fn path(id: &str, rest: &str) -> String {
 }
 
 fn listed(list: &WorkerList) -> String {
-    let mut table = table(["id", "transport", "state", "runs", "seen", "types", "note"]);
+    let mut table = table(["id", "state", "seen", "types", "note", "runs", "transport"]);
     for worker in &list.workers {
         let transport = match (&worker.pool, worker.transport.as_str()) {
             (Some(pool), _) => format!("pool {pool}"),
@@ -89,12 +92,12 @@ fn listed(list: &WorkerList) -> String {
         let failed = if worker.failed > 0 { format!(", {} failed", worker.failed) } else { String::new() };
         table.add_row([
             worker.id.clone(),
-            transport,
             worker.state.to_string(),
-            format!("{}{failed}", worker.completed + worker.failed),
             relative(worker.last_seen_at),
             worker.capabilities.join(", "),
             notes.join(", "),
+            format!("{}{failed}", worker.completed + worker.failed),
+            transport,
         ]);
     }
     table.or_text("no workers; start one with \"faena worker --type TYPE -- COMMAND\"")
@@ -114,7 +117,7 @@ fn describe(worker: &WorkerView) -> String {
     details.add("breaker", worker.breaker.clone());
     details.add("runs", format!("{} completed, {} failed", worker.completed, worker.failed));
     details.add("registered", worker.registered_at.to_string());
-    details.add("last seen", format!("{} ({})", worker.last_seen_at, relative(worker.last_seen_at)));
+    details.add("last seen", exact_and_relative(worker.last_seen_at));
     details.add_opt("deadline", worker.deadline.map(|at| format!("{at}: declared lost unless it reconnects by then")));
     for job in &worker.jobs {
         details.add("job", job.clone());

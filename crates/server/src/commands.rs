@@ -3,14 +3,17 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
-use faena_cli::output::{print, print_error};
+use faena_cli::{
+    output::{print, print_error},
+    table::table,
+};
 use faena_domain::printable;
 use faena_store::ExternalMapping;
 
 use crate::{
     bench,
     config::{self, Config},
-    doctor, health, keys, memory, moving, reference, serve,
+    doctor, health, keys, manual, memory, moving, reference, serve,
 };
 
 /// Durable job server and task orchestrator
@@ -102,10 +105,18 @@ enum Command {
         command: faena_adapter::Command,
     },
     /// Print shell completions
-    #[command(after_help = "Example:\n  faena completions bash > /etc/bash_completion.d/faena")]
+    #[command(
+        after_help = "They complete commands and options, and ids, queues, types and names that they ask the server for.\n\nExample:\n  faena completions bash > /etc/bash_completion.d/faena"
+    )]
     Completions {
         /// Shell to generate completions for
         shell: clap_complete::Shell,
+    },
+    /// Write manual pages
+    #[command(after_help = "Example:\n  faena man /usr/local/share/man/man1")]
+    Man {
+        /// Folder for the pages; it is created if it does not exist
+        folder: PathBuf,
     },
     #[command(flatten)]
     Client(faena_cli::Command),
@@ -174,6 +185,8 @@ const USAGE: u8 = 2;
 const STORAGE_FAILED: u8 = 74;
 
 pub fn main() -> ExitCode {
+    // A shell asks for completions by an environment variable.
+    clap_complete::CompleteEnv::with_factory(Cli::command).var(manual::COMPLETE).complete();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -254,9 +267,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Adapter { command } => return Ok(runtime()?.block_on(faena_adapter::run(command))),
         Command::Reference { page } => print(page.render(Cli::command()).trim_end_matches('\n')),
         Command::Completions { shell } => {
-            let mut buffer = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "faena", &mut buffer);
-            print(String::from_utf8_lossy(&buffer).trim_end_matches('\n'));
+            print(manual::completions(&shell.to_string())?.trim_end_matches('\n'));
+        }
+        Command::Man { folder } => {
+            let pages = manual::write_pages(Cli::command(), &folder)?;
+            print(&format!("{pages} manual pages in {}", folder.display()));
         }
         Command::Client(faena_cli::Command::Keys { command: faena_cli::keys::Command::Create(create) })
             if create.offline =>
@@ -299,9 +314,7 @@ fn print_config(config: &Config, json: bool) {
             .collect();
         return print(&serde_json::to_string_pretty(&map).expect("texts are JSON"));
     }
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.set_header(["key", "value", "source"]);
+    let mut table = table(["key", "value", "source"]);
     for (path, value, origin) in rows {
         table.add_row([path, value, origin]);
     }

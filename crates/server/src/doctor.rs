@@ -6,17 +6,18 @@
 mod redis;
 
 use std::{
-    io::IsTerminal,
     path::Path,
     process::{ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
-use faena_cli::output::{print, print_error};
+use faena_cli::{
+    output::{print, print_error},
+    progress::bar,
+};
 use faena_domain::Timestamp;
 use faena_store::doctor::{self, Finding, Inspection, Repaired, Severity};
 use faena_wire::{Health, Ready};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::{config::Config, health};
@@ -38,7 +39,7 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
     let started = Instant::now();
     let url = config.text("database.url");
     let now = Timestamp::now();
-    let bar = bar();
+    let bar = bar(0, "opening the database");
     let progress = |name: &'static str, at: usize, of: usize| {
         bar.set_length(of as u64);
         bar.set_position(at as u64);
@@ -66,18 +67,6 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
     let text = if arguments.json { report.json() } else { report.text() };
     print(text.trim_end_matches('\n'));
     Ok(if report.count(Severity::Error) > 0 { ExitCode::from(ERRORS_FOUND) } else { ExitCode::SUCCESS })
-}
-
-fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} ({elapsed})") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(250));
-    bar
 }
 
 struct Report {

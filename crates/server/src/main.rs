@@ -8,6 +8,7 @@ mod health;
 mod http;
 mod keys;
 mod listen;
+mod manual;
 mod memory;
 mod moving;
 mod reference;

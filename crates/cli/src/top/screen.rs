@@ -60,12 +60,13 @@ mod tests {
         let (mut pty, pts) = open().expect("a terminal");
         let name = "top::screen::tests::a_panic_restores_the_terminal_before_its_message";
         let command = Command::new(std::env::current_exe().expect("this program"));
-        let command = command.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+        let mut command = command.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
         let status = command.spawn_borrowed(&pts).expect("it starts").wait().expect("it ends");
         assert!(!status.success());
         let modes = tcgetattr(&pts).expect("settings").local_modes;
         assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO), "{modes:?}");
-        drop(pts);
+        // The command has copies of the terminal.
+        drop((command, pts));
         let mut received = Vec::new();
         // Linux: the read fails once nobody has the other side open.
         let _ = pty.read_to_end(&mut received);

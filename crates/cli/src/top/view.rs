@@ -17,7 +17,7 @@ use super::{
     keys::KEYS,
 };
 use crate::{
-    output::{age, approximate_duration, one_line},
+    output::{approximate_duration, one_line},
     state_marks::{Colour, is_colour_refused, state_mark, word_colour},
     watch::percentage,
 };
@@ -290,13 +290,19 @@ fn job_row(job: &Job) -> Vec<Cell<'static>> {
     vec![
         text(&job.id.to_string()),
         text(&format!("{mark} {}", job.status)).style(colour(shade)),
-        text(&age(job.started_at.unwrap_or(job.created_at))),
+        text(&job_age(job)),
         text(&job.kind),
         text(&job.queue),
         text(job.worker_id.as_deref().unwrap_or_default()),
         text(&progress_bar(job)),
         text(message.as_deref().unwrap_or_default()),
     ]
+}
+
+/// Returns how long a job has run, or has existed.
+fn job_age(job: &Job) -> String {
+    let since = job.started_at.unwrap_or(job.created_at);
+    approximate_duration(faena::Timestamp::now().saturating_duration_since(since).as_secs())
 }
 
 /// `====      40 %`, or nothing for a job that reports no progress.

@@ -135,7 +135,7 @@ async fn run(
     report: &mut Report,
 ) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: {clients} x {}", attack.name);
+    report.step(&format!("{database}: {clients} x {}", attack.name));
     let target = Target::faena_with_worker(&scratch.fresh().await?).await?;
     let job = submit_large(target.address).await?;
     let quiet = innocent(target.address, duration / 4).await?;

@@ -42,7 +42,7 @@ pub async fn connections(scratch: &mut Scratch, report: &mut Report) -> Result<(
 /// Alternates between a server without keys and one with a key, so that a slow minute of the machine hits both.
 async fn keys(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: submits without and with an API key");
+    report.step(&format!("{database}: submits without and with an API key"));
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let target = Target::faena(&scratch.fresh().await?).await?;
@@ -62,7 +62,7 @@ async fn keys(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
 /// Holds idle connections, lets others send requests, and checks that every idle one still works.
 async fn held(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: {IDLE} idle and {BUSY} busy connections");
+    report.step(&format!("{database}: {IDLE} idle and {BUSY} busy connections"));
     let target = Target::faena_with(&scratch.fresh().await?, &[("FAENA_SERVER_IDLE_TIMEOUT", "10m")]).await?;
     let ping: Arc<[u8]> = get("/health/live", "").into();
     let before = target.server.resident_mib();
@@ -98,7 +98,7 @@ async fn open(address: SocketAddr, count: usize, ping: &Arc<[u8]>) -> Result<Vec
 /// Measures the response time of clients that send at a fixed rate, alone and beside one that sends as much as it can.
 async fn flood(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: one client floods {CLIENTS} others");
+    report.step(&format!("{database}: one client floods {CLIENTS} others"));
     let environment = [
         ("FAENA_SERVER_TRUSTED_PROXIES", "127.0.0.0/8"),
         ("FAENA_LIMITS_REQUESTS_PER_ADDRESS", LIMIT_PER_ADDRESS),

@@ -17,20 +17,20 @@ const BACKLOG: usize = 1_000_000;
 
 pub async fn history(scratch: &mut Scratch, jobs: usize, finished: usize, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: drain of an empty database");
+    report.step(&format!("{database}: drain of an empty database"));
     let url = scratch.fresh().await?;
     submit::fill(&url, jobs).await?;
     let empty = drain::drain(scratch, &url, jobs).await?;
     report.plain(database, "drain, nothing else stored", empty.rate, "jobs/s");
 
     let url = scratch.fresh().await?;
-    eprintln!("{database}: storing {finished} finished jobs");
+    report.step(&format!("{database}: storing {finished} finished jobs"));
     submit::fill(&url, 1_000).await?;
     match scratch {
         Scratch::Sqlite { .. } => finish_sqlite(url.trim_start_matches("sqlite:"), finished)?,
         Scratch::Postgres { .. } => finish_postgres(&url, finished).await?,
     }
-    eprintln!("{database}: storing {BACKLOG} waiting jobs");
+    report.step(&format!("{database}: storing {BACKLOG} waiting jobs"));
     submit::fill(&url, BACKLOG).await?;
     let full = drain::drain(scratch, &url, jobs).await?;
     report.against(database, "drain, 1 M waiting, 10 M finished", full.rate, "jobs/s", empty.rate, Some(0.8));

@@ -12,14 +12,14 @@ const KEYS: usize = 1_000;
 
 pub async fn limits(scratch: &mut Scratch, jobs: usize, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: drain without limits");
+    report.step(&format!("{database}: drain without limits"));
     let url = scratch.fresh().await?;
     submit::fill(&url, jobs).await?;
     let plain = drain::drain(scratch, &url, jobs).await?.rate;
     report.plain(database, "drain, no limit", plain, "jobs/s");
 
     for (limit, goal) in [("10000", Some(0.8)), ("1000", None), ("100", None)] {
-        eprintln!("{database}: drain, at most {limit} concurrently");
+        report.step(&format!("{database}: drain, at most {limit} concurrently"));
         let url = scratch.fresh().await?;
         submit::fill(&url, jobs).await?;
         let limited = drain::drain_with(scratch, &url, jobs, &[("FAENA_LIMITS_CONCURRENCY", limit)]).await?.rate;
@@ -27,13 +27,13 @@ pub async fn limits(scratch: &mut Scratch, jobs: usize, report: &mut Report) -> 
     }
 
     let jobs = jobs / 3;
-    eprintln!("{database}: drain of {KEYS} keys");
+    report.step(&format!("{database}: drain of {KEYS} keys"));
     let url = scratch.fresh().await?;
     submit::fill_keyed(&url, jobs, "noop", |n| format!("key-{}", n % KEYS)).await?;
     let keyed = drain::drain_with(scratch, &url, jobs, &[("FAENA_LIMITS_KEY", "100")]).await?.rate;
     report.against(database, "drain, 1000 keys, 100 concurrently each", keyed, "jobs/s", plain, None);
 
-    eprintln!("{database}: the same behind {BLOCKED_JOBS} jobs of a key that is at its limit");
+    report.step(&format!("{database}: the same behind {BLOCKED_JOBS} jobs of a key that is at its limit"));
     let url = scratch.fresh().await?;
     submit_blocked_jobs(&url).await?;
     submit::fill_keyed(&url, jobs, "noop", |n| format!("key-{}", n % KEYS)).await?;

@@ -167,7 +167,7 @@ fn redis(arguments: &Arguments) -> Result<String> {
 async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
     let jobs = arguments.jobs;
-    eprintln!("{database}: the limit");
+    report.step(&format!("{database}: the limit"));
     let baseline = match scratch {
         Scratch::Sqlite { .. } => baseline_sqlite::run(&scratch.baseline_url(), jobs)?,
         Scratch::Postgres { .. } => baseline_postgres::run(&scratch.baseline_url(), jobs).await?,
@@ -175,13 +175,13 @@ async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) 
     report.plain(database, "limit: insert", baseline.insert, "jobs/s");
     report.plain(database, "limit: drain", baseline.drain, "jobs/s");
 
-    eprintln!("{database}: bulk submit");
+    report.step(&format!("{database}: bulk submit"));
     let bulk = submit::bulk(&scratch.fresh().await?, jobs).await?;
     report.against(database, "bulk submit, 2 x 1000", bulk, "jobs/s", baseline.insert, Some(0.5));
     let over_http = submit::bulk_http(&scratch.fresh().await?, jobs / 3).await?;
     report.against(database, "bulk submit over HTTP, 2 x 1000", over_http, "jobs/s", baseline.insert, None);
 
-    eprintln!("{database}: drain");
+    report.step(&format!("{database}: drain"));
     let url = scratch.fresh().await?;
     submit::fill(&url, jobs).await?;
     let drained = drain::drain(scratch, &url, jobs).await?;
@@ -189,12 +189,12 @@ async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) 
     report.at_most(database, "memory after the drain", drained.resident_mib, "MiB", 64.0);
     report.plain(database, "written per job, drain", drained.bytes_per_job, "bytes");
 
-    eprintln!("{database}: steady flow, {} s", arguments.seconds);
+    report.step(&format!("{database}: steady flow, {} s", arguments.seconds));
     let flow = submit::steady(&scratch.fresh().await?, arguments.seconds).await?;
     report.plain(database, "steady flow: submitted", flow.submitted, "jobs/s");
     report.plain(database, "steady flow: drained", flow.drained, "jobs/s");
 
-    eprintln!("{database}: single submits over HTTP");
+    report.step(&format!("{database}: single submits over HTTP"));
     for connections in [1, 16, 64] {
         let bare = http_load::bare(connections).await?;
         report.plain(database, &format!("bare 201 server, {connections} connections"), bare, "requests/s");
@@ -210,7 +210,7 @@ async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) 
         );
     }
 
-    eprintln!("{database}: latency");
+    report.step(&format!("{database}: latency"));
     let latency = latency::measure(&scratch.fresh().await?).await?;
     let goal_ms = if database == "sqlite" { 1.5 } else { 3.0 };
     report.at_most(database, "accepted to started, p50", latency.accepted_p50_ms, "ms", goal_ms);

@@ -37,7 +37,7 @@ pub async fn outbox(scratch: &mut Scratch, broker: &str, events: usize, report: 
     let broker_url = BrokerUrl::parse(broker).context("--broker")?;
     let queue = BenchQueue::create(broker).await.with_context(|| format!("cannot use {broker_url}"))?;
     let measured = async {
-        eprintln!("{database}: {events} events to RabbitMQ");
+        report.step(&format!("{database}: {events} events to RabbitMQ"));
         let bare = queue.bare_publish_rate(events).await?;
         report.plain(database, "RabbitMQ, bare pipelined publishes", bare, "messages/s");
         let relays: &[usize] = if database == "sqlite" { &[1] } else { &[1, 2] };

@@ -1,10 +1,13 @@
 //! Prints results as a table and as JSON.
 
+use faena_cli::{output::print, progress::spinner, table::table};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
-#[derive(Default)]
 pub struct Report {
     rows: Vec<Row>,
+    /// What is being measured, on a terminal.
+    spinner: ProgressBar,
 }
 
 #[derive(Serialize)]
@@ -24,7 +27,16 @@ struct Row {
 
 impl Report {
     pub fn new() -> Report {
-        Report::default()
+        Report { rows: Vec::new(), spinner: spinner("preparing") }
+    }
+
+    /// Says what is measured next.
+    pub fn step(&self, what: &str) {
+        if self.spinner.is_hidden() {
+            eprintln!("{what}");
+        } else {
+            self.spinner.set_message(what.to_owned());
+        }
     }
 
     pub fn plain(&mut self, database: &str, what: &str, value: f64, unit: &str) {
@@ -66,14 +78,13 @@ impl Report {
         reached: Option<bool>,
     ) {
         let row = Row { database: database.into(), what: what.into(), value, unit: unit.into(), ratio, goal, reached };
-        eprintln!("  {what}: {} {unit}", number(value));
+        self.spinner.suspend(|| eprintln!("  {what}: {} {unit}", number(value)));
         self.rows.push(row);
     }
 
     pub fn print(&self) {
-        let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-        table.set_header(["database", "measurement", "value", "of the limit", "goal", "result"]);
+        self.spinner.finish_and_clear();
+        let mut table = table(["database", "measurement", "value", "of the limit", "goal", "result"]);
         for row in &self.rows {
             table.add_row([
                 row.database.clone(),
@@ -88,7 +99,7 @@ impl Report {
                 },
             ]);
         }
-        println!("{table}");
+        print(&table.to_string());
     }
 
     pub fn json(&self) -> String {

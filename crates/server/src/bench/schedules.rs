@@ -24,12 +24,12 @@ const GOAL_SECONDS: f64 = 10.0;
 
 pub async fn schedules(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: bulk submit of {SCHEDULES} jobs");
+    report.step(&format!("{database}: bulk submit of {SCHEDULES} jobs"));
     let bulk = submit::bulk(&scratch.fresh().await?, SCHEDULES).await?;
     report.plain(database, "bulk submit, 2 x 1000", bulk, "jobs/s");
 
     for (timing, cron) in [("cron in a zone", Some("* * * * *")), ("intervals", None)] {
-        eprintln!("{database}: {SCHEDULES} schedules, {timing}");
+        report.step(&format!("{database}: {SCHEDULES} schedules, {timing}"));
         let store = submit::open(&scratch.fresh().await?).await?;
         let started = Instant::now();
         let due = fill(&store, cron).await?;

@@ -33,7 +33,7 @@ pub async fn stalls(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
         ("a chain of 10 000, events on", true, Case::Chain),
     ];
     for (name, events, case) in cases {
-        eprintln!("{database}: small writes and {name}");
+        report.step(&format!("{database}: small writes and {name}"));
         let store = faena_store::open(&scratch.fresh().await?, StoreOptions::default()).await?;
         if events {
             watch_events(&*store).await?;

@@ -57,12 +57,12 @@ const NOISE_MS: f64 = 5.0;
 pub async fn tasks(scratch: &mut Scratch, events: usize, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
     let definition = Arc::new(Definition::parse(MACHINE).map_err(|findings| anyhow::anyhow!("{findings:?}"))?);
-    eprintln!("{database}: the limit");
+    report.step(&format!("{database}: the limit"));
     let rows = tasks_baseline::EventRows::sample(&definition)?;
     let bare = tasks_baseline::run(scratch, &rows, events).await?;
     report.plain(database, "limit: rows of an event", bare, "events/s");
 
-    eprintln!("{database}: events");
+    report.step(&format!("{database}: events"));
     let store = submit::open(&scratch.fresh().await?).await?;
     let started = Instant::now();
     let ids = fill(&*store, &definition, TASKS * 5).await?;
@@ -82,7 +82,7 @@ pub async fn tasks(scratch: &mut Scratch, events: usize, report: &mut Report) ->
     report.plain(database, &format!("heartbeats, {CALLERS} callers"), alive.rate, "events/s");
     store.close().await;
 
-    eprintln!("{database}: events over HTTP");
+    report.step(&format!("{database}: events over HTTP"));
     let rate = over_http(scratch, &definition).await?;
     report.plain(database, &format!("events over HTTP, {HTTP_CONNECTIONS} connections"), rate, "requests/s");
     idle(scratch, &definition, report).await
@@ -239,7 +239,7 @@ async fn over_http(scratch: &mut Scratch, definition: &Arc<Definition>) -> Resul
 /// Measures the processor time of a server that has nothing to do, without tasks and with many that wait.
 async fn idle(scratch: &mut Scratch, definition: &Arc<Definition>, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: {WAITING} waiting tasks");
+    report.step(&format!("{database}: {WAITING} waiting tasks"));
     let without = idle_cpu(&scratch.fresh().await?).await?;
     let url = scratch.fresh().await?;
     let store = submit::open(&url).await?;

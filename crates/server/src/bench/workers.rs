@@ -29,19 +29,19 @@ const CONNECTED: usize = 1_000;
 
 pub async fn workers(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    eprintln!("{database}: the built-in worker");
+    report.step(&format!("{database}: the built-in worker"));
     let url = scratch.fresh().await?;
     submit::fill(&url, JOBS).await?;
     let built_in = drain::drain(scratch, &url, JOBS).await?.rate;
     report.plain(database, "drain, built-in worker", built_in, "jobs/s");
 
-    eprintln!("{database}: {WORKERS} remote workers with {CONCURRENCY} slots each");
+    report.step(&format!("{database}: {WORKERS} remote workers with {CONCURRENCY} slots each"));
     let by_websocket = remote(scratch, WorkerKind::WebSocket).await?;
     report.against(database, "drain, 4 workers by WebSocket (SDK)", by_websocket, "jobs/s", built_in, Some(0.4));
     let by_grpc = remote(scratch, WorkerKind::Grpc).await?;
     report.against(database, "drain, 4 workers by gRPC", by_grpc, "jobs/s", built_in, Some(0.4));
 
-    eprintln!("{database}: {CONNECTED} connected workers");
+    report.step(&format!("{database}: {CONNECTED} connected workers"));
     let kib = memory(&scratch.fresh().await?).await?;
     report.plain(database, "memory per connected WebSocket worker", kib, "KiB");
     let by_many = remote(scratch, WorkerKind::SingleSlot).await?;

@@ -13,7 +13,7 @@ pub fn render(mut command: Command) -> String {
     text.push_str(
         "\nCommands that talk to a server find it at `FAENA_URL` (default `http://127.0.0.1:3000`) or `--url`.\n\
          Every command that prints a table also prints JSON with `--json`.\n\
-         Exit code 0 means success, 1 a failure, 2 wrong usage or configuration, 74 that the disk of the database failed.\n\n",
+         Exit code 0 means success, 1 a failure, 2 wrong usage or configuration, 3 that the server cannot be reached, 74 that the disk of the database failed.\n\n",
     );
     let visible: Vec<&Command> = command.get_subcommands().filter(|command| !is_internal(command)).collect();
     text.push_str("| Command | Description |\n|---|---|\n");

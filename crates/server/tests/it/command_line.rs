@@ -254,7 +254,7 @@ fn completions_are_printed_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let (code, text, stderr) = output_parts(&run(folder.path(), &[], &["completions", shell]));
         assert_eq!((code, stderr.as_str()), (0, ""), "{shell}");
-        assert!(text.contains("enqueue") && text.contains("faena"), "{shell}");
+        assert!(text.contains("FAENA_COMPLETE") && text.contains("faena"), "{shell}");
     }
     let (code, _, stderr) = output_parts(&run(folder.path(), &[], &["completions", "cobol"]));
     assert_eq!(code, 2, "{stderr}");

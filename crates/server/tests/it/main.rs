@@ -53,6 +53,7 @@ mod shell;
 mod start;
 mod stop;
 mod structure;
+mod tables;
 mod takeover;
 mod task_crashes;
 mod task_scheduler;

@@ -39,8 +39,13 @@ pub struct Terminal {
 
 impl Terminal {
     /// Starts a command in a terminal with so many columns and rows.
-    pub fn start(mut command: Command, columns: u16, rows: u16) -> Terminal {
-        command.env("TERM", "xterm-256color");
+    pub fn start(command: Command, columns: u16, rows: u16) -> Terminal {
+        Terminal::start_with(command, columns, rows, &[])
+    }
+
+    /// Starts a command in a terminal, with variables.
+    pub fn start_with(mut command: Command, columns: u16, rows: u16, environment: &[(&str, &str)]) -> Terminal {
+        command.env("TERM", "xterm-256color").envs(environment.iter().copied());
         let (pty, pts) = open().unwrap();
         pty.resize(Size::new(rows, columns)).unwrap();
         let child = pty_process::blocking::Command::from(command).spawn_borrowed(&pts).unwrap();

@@ -184,5 +184,5 @@ async fn top_says_what_is_missing() {
     let mut top = top(&shell, "http://127.0.0.1:9", (80, 24));
     assert_eq!(top.wait_for_exit().await, 3);
     top.assert_is_restored();
-    assert!(top.screen().contains("nothing listens there"), "{}", top.screen());
+    assert!(top.screen().contains("cannot reach"), "{}", top.screen());
 }
