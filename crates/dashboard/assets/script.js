@@ -22,12 +22,13 @@
   const two = (n) => String(n).padStart(2, "0");
   const clock = (d) => `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}.${String(d.getMilliseconds()).padStart(3, "0")}`;
   const moment = (d) => `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${two(d.getHours())}:${two(d.getMinutes())}`;
+  const instant = (d) => `${d.toDateString() === new Date().toDateString() ? "" : `${moment(d).slice(0, 10)} `}${clock(d).slice(0, 8)}`;
   const showTimes = (within) => {
     for (const element of within.querySelectorAll("time[data-as]")) {
       const at = new Date(element.dateTime);
       if (Number.isNaN(at.getTime())) continue;
       const kind = element.dataset.as;
-      const text = kind === "age" ? duration(Date.now() - at) : kind === "relative" ? relative(at - Date.now()) : kind === "clock" ? clock(at) : moment(at);
+      const text = kind === "age" ? duration(Date.now() - at) : kind === "relative" ? relative(at - Date.now()) : kind === "clock" ? clock(at) : kind === "instant" ? instant(at) : moment(at);
       if (element.textContent !== text) element.textContent = text;
       if (!element.dataset.local) {
         element.dataset.local = "1";
@@ -67,12 +68,21 @@
   };
   let waiting = null;
   const show = () => { if (waiting && !isBusy()) { const html = waiting; waiting = null; swap(html); } };
+  // A browser opens few connections to one server, so only the page in front keeps one: not a hidden tab, nor a page that was left and
+  // that the browser keeps for "back".
+  let source = null;
+  const here = () => encodeURIComponent(location.pathname.slice(base.length) + location.search);
+  const unwatch = () => {
+    if (source) source.close();
+    source = null;
+    root.classList.remove("is-live");
+  };
   const watch = () => {
-    if (!main || root.dataset.live !== "1") return;
-    const source = new EventSource(`${base}/live?path=${encodeURIComponent(location.pathname.slice(base.length) + location.search)}`);
+    if (source || !main || root.dataset.live !== "1" || document.hidden) return;
+    source = new EventSource(`${base}/live?path=${here()}`);
     source.addEventListener("open", () => root.classList.add("is-live"));
     source.addEventListener("error", () => root.classList.remove("is-live"));
-    source.addEventListener("login", () => location.assign(`${base}/login?next=${encodeURIComponent(location.pathname.slice(base.length) + location.search)}`));
+    source.addEventListener("login", () => location.assign(`${base}/login?next=${here()}`));
     source.addEventListener("page", (event) => {
       const page = JSON.parse(event.data);
       const navigation = document.getElementById("navigation");
@@ -81,6 +91,9 @@
       show();
     });
   };
+  addEventListener("pagehide", unwatch);
+  addEventListener("pageshow", watch);
+  document.addEventListener("visibilitychange", () => { if (document.hidden) unwatch(); else watch(); });
 
   // Selecting jobs for an action on many.
   const countSelected = () => {
@@ -148,6 +161,10 @@
   });
 
   for (const element of document.querySelectorAll(".needs-script")) element.classList.remove("hidden");
+  // On a narrow screen the pages are a row that scrolls.
+  const bar = document.querySelector(".side-inner");
+  const current = bar && bar.querySelector("a[aria-current]");
+  if (current && bar.scrollWidth > bar.clientWidth) bar.scrollLeft = current.offsetLeft - 48;
   showTimes(document);
   countSelected();
   setInterval(() => { showTimes(document); show(); }, 1000);

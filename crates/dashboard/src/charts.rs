@@ -10,12 +10,18 @@ const BACKGROUND: &str = "#101010";
 const GRID: &str = "#202020";
 const TEXT: &str = "#303030";
 
+/// Width and height of a chart. It is drawn for the width that it gets, so that its labels keep their size.
+#[derive(Clone, Copy)]
+pub struct Size(f32, f32);
+
+pub const WIDE: Size = Size(760.0, 230.0);
+pub const NARROW: Size = Size(340.0, 190.0);
+
 /// Draws how many jobs were completed and failed in each period, the oldest first.
-pub fn finished(labels: Vec<String>, completed: Vec<f32>, failed: Vec<f32>, names: [&str; 2]) -> Markup {
+pub fn finished(labels: Vec<String>, completed: Vec<f32>, failed: Vec<f32>, names: [&str; 2], size: Size) -> Markup {
     let series = vec![Series::new(names[0].to_owned(), completed), Series::new(names[1].to_owned(), failed)];
     let mut chart = LineChart::new(series, labels);
-    chart.width = 760.0;
-    chart.height = 230.0;
+    (chart.width, chart.height) = (size.0, size.1);
     chart.background_color = Color::from(BACKGROUND);
     chart.grid.stroke_color = Color::from(GRID);
     chart.legend.show = Some(false);

@@ -95,6 +95,14 @@ impl Formats {
         self.tag(at, "clock", text)
     }
 
+    /// Returns a time within a sentence: with its day unless that is today. The script shows it in the viewer's zone.
+    pub fn instant(&self, at: Timestamp) -> Markup {
+        let (text, today) = (iso(at), iso(self.now));
+        let is_today = text.get(..10) == today.get(..10);
+        let text = text.get(if is_today { 11 } else { 0 }..19).unwrap_or_default().replace('T', " ");
+        self.tag(at, "instant", text)
+    }
+
     /// Returns day and time to the minute. The script shows it in the viewer's zone.
     pub fn moment(&self, at: Timestamp) -> Markup {
         let text = iso(at).get(..16).unwrap_or_default().replace('T', " ");

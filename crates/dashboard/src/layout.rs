@@ -17,6 +17,7 @@ use crate::{
     session::{self, Notice},
     texts::Texts,
     viewer::Viewer,
+    visible::visible,
 };
 
 /// The content of a page. The frame is added by [`frame`].
@@ -32,6 +33,12 @@ pub struct Page {
 impl Page {
     /// Renders the content. `section` is the entry of the navigation that is marked.
     pub fn new(title: impl Into<String>, section: &'static str, main: &impl Template) -> Result<Page, Failure> {
+        let page = Page::exact(title, section, main)?;
+        Ok(Page { title: visible(page.title), main: visible(page.main), ..page })
+    }
+
+    /// Renders content in which fields of forms have to keep every character.
+    pub fn exact(title: impl Into<String>, section: &'static str, main: &impl Template) -> Result<Page, Failure> {
         let main = main.render().map_err(Failure::internal)?;
         Ok(Page { title: title.into(), section, main, status: StatusCode::OK, has_navigation: true })
     }

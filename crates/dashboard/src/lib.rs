@@ -16,11 +16,14 @@ mod layout;
 mod live;
 mod markup;
 mod pages;
+mod prose;
 mod query;
 mod session;
 mod table;
 mod texts;
 mod viewer;
+mod visible;
+mod words;
 
 use std::sync::Arc;
 

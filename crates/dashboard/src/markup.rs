@@ -46,12 +46,11 @@ impl Look {
     /// Returns the look of a state of a job, a worker, a task, a webhook or a check.
     pub fn of(state: &str) -> Look {
         match state {
-            "QUEUED" | "queued" | "Ready" | "pending_delivery" => Look::Queued,
-            "PENDING" | "pending" | "waiting" | "Creating" | "Connecting" | "deferred" => Look::Waiting,
-            "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "Busy" | "in_flight" | "delivering" => Look::Running,
-            "COMPLETED" | "completed" | "healthy" | "delivered" | "applied" | "closed" | "up" | "fired" => {
-                Look::Completed
-            }
+            "QUEUED" | "queued" | "Ready" => Look::Queued,
+            "PENDING" | "WAITING" | "pending" | "waiting" | "Creating" | "Connecting" | "deferred" => Look::Waiting,
+            "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "Busy" | "SENDING" => Look::Running,
+            "COMPLETED" | "completed" | "healthy" | "DELIVERED" | "triggered" | "applied" | "closed" | "up"
+            | "fired" => Look::Completed,
             "RETRYING" | "retrying" | "degraded" | "Draining" | "half_open" | "paused" | "missed" => Look::Retrying,
             "FAILED" | "failed" | "unhealthy" | "open" | "down" | "dead" | "rejected" => Look::Failed,
             _ => Look::Cancelled,

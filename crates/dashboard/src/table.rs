@@ -29,7 +29,7 @@ pub struct Row {
 
 pub struct Cell {
     content: Markup,
-    class: &'static str,
+    class: Vec<&'static str>,
     /// Whole text of a cell that may be cut.
     title: String,
 }
@@ -44,9 +44,14 @@ pub fn number_column(title: &'static str) -> Column {
     Column { title, class: "num" }
 }
 
-/// Returns a column that narrow screens leave out.
+/// Returns a column that narrow tables leave out.
 pub fn extra_column(title: &'static str) -> Column {
     Column { title, class: "hide" }
+}
+
+/// Returns a column of numbers that narrow tables leave out.
+pub fn extra_number_column(title: &'static str) -> Column {
+    Column { title, class: "num hide" }
 }
 
 #[derive(Template)]
@@ -73,30 +78,66 @@ pub fn anchor(href: &str, text: &str) -> Markup {
     Markup::of(&Anchor { class: "", href, text })
 }
 
+#[derive(Template)]
+#[template(ext = "html", source = r#"{{ content }}<span class="note">{{ note }}</span>"#)]
+struct Noted<'a> {
+    content: &'a Markup,
+    note: &'a Markup,
+}
+
 impl Cell {
     pub fn text(text: &str) -> Cell {
-        Cell { content: escaped(text), class: "", title: text.to_owned() }
+        Cell { content: escaped(text), class: Vec::new(), title: text.to_owned() }
     }
 
     pub fn number(text: &str) -> Cell {
-        Cell { content: escaped(text), class: "num", title: String::new() }
+        Cell { content: escaped(text), class: vec!["num"], title: String::new() }
     }
 
     pub fn markup(content: Markup) -> Cell {
-        Cell { content, class: "", title: String::new() }
+        Cell { content, class: Vec::new(), title: String::new() }
     }
 
     pub fn link(href: &str, text: &str) -> Cell {
-        Cell { content: Markup::of(&Anchor { class: "strong", href, text }), class: "", title: text.to_owned() }
+        Cell {
+            content: Markup::of(&Anchor { class: "strong", href, text }),
+            class: vec!["main"],
+            title: text.to_owned(),
+        }
     }
 
-    /// Returns the cell of a column that narrow screens leave out.
+    pub fn content(&self) -> &Markup {
+        &self.content
+    }
+
+    /// Adds a second line, which is shown where the column of the same fact is left out.
+    pub fn note(mut self, note: &Markup) -> Cell {
+        self.content = Markup::of(&Noted { content: &self.content, note });
+        self
+    }
+
+    /// Returns the cell of a column that narrow tables leave out.
     pub fn extra(self) -> Cell {
-        Cell { class: if self.class == "num" { "num hide" } else { "hide" }, ..self }
+        self.with("hide")
     }
 
     pub fn right(self) -> Cell {
-        Cell { class: "num", ..self }
+        self.with("num")
+    }
+
+    /// Returns a cell that takes the space which the others leave.
+    pub fn long(self) -> Cell {
+        self.with("long")
+    }
+
+    /// Adds a class of the style sheet.
+    pub fn with(mut self, class: &'static str) -> Cell {
+        self.class.push(class);
+        self
+    }
+
+    fn classes(&self) -> String {
+        self.class.join(" ")
     }
 }
 

@@ -106,14 +106,14 @@ texts! {
     schedule_late: "Schedule is late:", "Planificación con retraso:";
     loop_not_healthy: "Loop is not healthy:", "Bucle con problemas:";
     queue_paused: "Queue is paused:", "Cola en pausa:";
-    waiting_jobs: "jobs waiting", "trabajos en espera";
+    waiting_word: "waiting", "en espera";
     waiting: "Waiting", "En espera";
     nothing_queued: "nothing queued", "nada en cola";
     running: "Running", "En ejecución";
     slots: "slots", "huecos";
     finished_per_minute: "Finished per minute", "Terminados por minuto";
-    completed_recently: "completed this hour and the last", "completados en esta hora y la anterior";
-    failed_recently: "Failed, this hour and the last", "Fallidos, esta hora y la anterior";
+    completed_recently: "completed since last hour", "completados desde la última hora";
+    failed_recently: "Failed lately", "Fallidos últimamente";
     failed_runs: "failed runs", "ejecuciones fallidas";
     wait_p95: "Wait, p95", "Espera, p95";
     run_time: "run", "ejecución:";
@@ -139,7 +139,7 @@ texts! {
     attempt_word: "attempt", "intento";
     error: "Error", "Error";
     error_or_progress: "Error or progress", "Error o progreso";
-    age: "Age", "Antigüedad";
+    age: "Age", "Edad";
     ready_to_run: "ready to run", "listo para ejecutarse";
     or_text: "or text", "o texto";
     filter_by_state: "Filter by state", "Filtrar por estado";
@@ -167,7 +167,9 @@ texts! {
     priority_title: "Priority", "Prioridad";
     next_attempt_in: "next attempt in", "próximo intento dentro de";
     next_attempt: "Next attempt", "Próximo intento";
-    why: "Why is it not finished?", "¿Por qué no ha terminado?";
+    why_not_running: "Why is it not running?", "¿Por qué no se ejecuta?";
+    why_running: "Why is it not finished?", "¿Por qué no ha terminado?";
+    why_failed: "Why did it fail?", "¿Por qué ha fallado?";
     timeline: "Timeline", "Cronología";
     now: "now", "ahora";
     steps: "Steps", "Pasos";
@@ -204,7 +206,8 @@ texts! {
     unique_key: "Unique key", "Clave única";
     webhook: "Webhook", "Webhook";
     depends_on: "Depends on", "Depende de";
-    tag: "Tag", "Etiqueta";
+    tags: "Tags", "Etiquetas";
+    more: "more", "más";
     tags_help: "Tags, separated by commas", "Etiquetas, separadas por comas";
     name_or_type: "Name (type) of the job", "Nombre (tipo) del trabajo";
 
@@ -312,7 +315,9 @@ texts! {
     can_run: "Can run", "Puede ejecutar";
     breaker: "Circuit", "Circuito";
     completed: "completed", "completados";
+    completed_title: "Completed", "Completados";
     failed: "failed", "fallidos";
+    failed_title: "Failed", "Fallidos";
     last_seen: "Last seen", "Última señal";
     no_workers: "There are no workers yet. Start one:", "Todavía no hay workers. Arranca uno:";
     kind_of_worker: "Kind", "Tipo";
@@ -331,6 +336,7 @@ texts! {
     up: "Up", "Activo";
     down: "Down", "Caído";
     sent: "Sent", "Enviados";
+    rejected: "Rejected", "Rechazados";
     rejected_events: "Rejected events", "Eventos rechazados";
     no_rejected_events: "No sink has rejected an event.", "Ningún destino ha rechazado eventos.";
     no_sinks: "There are no sinks. Add one to faena.toml with [[sink]].", "No hay destinos. Añade uno a faena.toml con [[sink]].";
@@ -382,6 +388,10 @@ texts! {
 }
 
 impl Texts {
+    pub fn language(&self) -> Language {
+        self.language
+    }
+
     /// Returns the word for a state of a job.
     pub fn job_state<'a>(&self, state: &'a str) -> &'a str {
         match (self.language, state) {
@@ -422,15 +432,6 @@ impl Texts {
             (Language::Spanish, "completed") => "Completada",
             (Language::Spanish, "failed") => "Fallida",
             (Language::Spanish, "cancelled") => "Cancelada",
-            (_, other) => other,
-        }
-    }
-
-    pub fn health_word<'a>(&self, status: &'a str) -> &'a str {
-        match (self.language, status) {
-            (Language::Spanish, "healthy") => "correcto",
-            (Language::Spanish, "degraded") => "degradado",
-            (Language::Spanish, "unhealthy") => "con problemas",
             (_, other) => other,
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     error::Failure,
     layout::Page,
     markup::{Look, Markup, badge},
-    table::{Cell, Row, Table, escaped, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -56,8 +56,8 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
         key: health.name.clone(),
         cells: vec![
             Cell::text(&health.name),
-            Cell::markup(badge(Look::of(&health.status), t.health_word(&health.status))),
-            Cell::number(&formats.count(health.handled)),
+            Cell::markup(badge(Look::of(&health.status), t.word(&health.status))),
+            Cell::number(&formats.count(health.handled)).extra(),
             Cell::markup(health.last_beat_at.map_or_else(Markup::default, |at| formats.relative(at))).right(),
         ],
     };
@@ -65,7 +65,7 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
         columns: vec![
             text_column(t.loop_title),
             text_column(t.state),
-            number_column(t.handled),
+            extra_number_column(t.handled),
             number_column(t.last_beat),
         ],
         rows: ready.checks.loops.iter().map(row).collect(),
@@ -76,7 +76,7 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
     let page = AboutPage {
         t,
         base: viewer.base(),
-        health: badge(Look::of(&ready.status), t.health_word(&ready.status)),
+        health: badge(Look::of(&ready.status), t.word(&ready.status)),
         version: env!("CARGO_PKG_VERSION"),
         database: if engine == "postgres" { "PostgreSQL".into() } else { "SQLite".into() },
         loops: loops.render().map_err(Failure::internal)?,

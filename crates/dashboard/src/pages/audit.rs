@@ -10,7 +10,7 @@ use crate::{
     error::Failure,
     layout::Page,
     query::Pairs,
-    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, text_column},
     viewer::Viewer,
 };
 
@@ -49,10 +49,10 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
         cells: vec![
             Cell::markup(formats.relative(entry.at)),
             Cell::text(&entry.actor),
-            Cell::text(&entry.action),
-            Cell::text(&entry.target),
-            Cell::number(&formats.count(entry.count)),
-            Cell::text(&entry.details.to_string()).extra(),
+            Cell::text(&entry.action).with("main").note(&escaped(&entry.target)),
+            Cell::text(&entry.target).extra(),
+            Cell::number(&formats.count(entry.count)).extra(),
+            Cell::text(&entry.details.to_string()).long().extra(),
         ],
     };
     let table = Table {
@@ -60,8 +60,8 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             text_column(t.time),
             text_column(t.actor),
             text_column(t.action),
-            text_column(t.target),
-            number_column(t.count),
+            extra_column(t.target),
+            extra_number_column(t.count),
             extra_column(t.details),
         ],
         rows: list.entries.iter().map(row).collect(),

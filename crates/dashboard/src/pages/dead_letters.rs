@@ -13,7 +13,7 @@ use crate::{
     layout::Page,
     markup::Markup,
     query::Pairs,
-    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -71,7 +71,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     let mut page = ListPage::new(&viewer, t.dead_letters, table(&viewer, &list.data));
     if let Ok(sample) = sample {
         let is_sample = sample.total > SAMPLE;
-        page.filters = Markup::of(&Groups { t, groups: groups(&viewer, &sample.data), is_sample });
+        page.above = Markup::of(&Groups { t, groups: groups(&viewer, &sample.data), is_sample });
     }
     page.pager = Some(pager(&viewer, "/dead-letters", &query, list.total, list.data.len(), LIMIT));
     page.page("/dead-letters")
@@ -115,7 +115,7 @@ fn table(viewer: &Viewer, letters: &[DeadLetter]) -> Table {
         cells: vec![
             Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.name),
             Cell::text(&job.queue).extra(),
-            Cell::text(job.error.as_deref().unwrap_or_default()),
+            Cell::text(job.error.as_deref().unwrap_or_default()).long(),
             Cell::number(&job.attempt.to_string()).extra(),
             Cell::markup(formats.relative(*failed_at)).right(),
         ],
@@ -125,7 +125,7 @@ fn table(viewer: &Viewer, letters: &[DeadLetter]) -> Table {
             text_column(t.job),
             extra_column(t.queue),
             text_column(t.error),
-            extra_column(t.attempts),
+            extra_number_column(t.attempts),
             number_column(t.failed_at),
         ],
         rows: letters.iter().map(row).collect(),

@@ -12,7 +12,7 @@ use crate::{
     layout::Page,
     markup::{Look, Markup, badge},
     query::segment,
-    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -124,10 +124,10 @@ fn sink_table(viewer: &Viewer, sinks: &[Sink]) -> Table {
                 Cell::text(&sink.name),
                 Cell::markup(state),
                 Cell::number(&formats.count(sink.pending)),
-                Cell::markup(oldest).right(),
-                Cell::number(&formats.count(sink.sent)),
-                Cell::number(&formats.count(sink.dead)),
-                Cell::text(&sink.down_reason.clone().unwrap_or_else(|| sink.types.join(", "))).extra(),
+                Cell::markup(oldest).right().extra(),
+                Cell::number(&formats.count(sink.sent)).extra(),
+                Cell::number(&formats.count(sink.dead)).extra(),
+                Cell::text(&sink.down_reason.clone().unwrap_or_else(|| sink.types.join(", "))).long().extra(),
             ],
         }
     };
@@ -136,9 +136,9 @@ fn sink_table(viewer: &Viewer, sinks: &[Sink]) -> Table {
             text_column(t.sink),
             text_column(t.state),
             number_column(t.waiting),
-            number_column(t.oldest_title),
-            number_column(t.sent),
-            number_column(t.rejected_events),
+            extra_number_column(t.oldest_title),
+            extra_number_column(t.sent),
+            extra_number_column(t.rejected),
             extra_column(t.details),
         ],
         rows: sinks.iter().map(row).collect(),
@@ -156,9 +156,9 @@ fn input_table(viewer: &Viewer, outbox: &Outbox) -> Table {
             cells: vec![
                 Cell::text(&input.name),
                 Cell::text(kind),
-                Cell::markup(badge(look, &input.state)),
+                Cell::markup(badge(look, t.word(&input.state))),
                 Cell::number(&input.pending.map(|n| formats.count(n)).unwrap_or_default()),
-                Cell::text(input.down_reason.as_deref().unwrap_or(&input.node_name)).extra(),
+                Cell::text(input.down_reason.as_deref().unwrap_or(&input.node_name)).long().extra(),
             ],
         }
     };

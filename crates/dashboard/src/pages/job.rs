@@ -16,10 +16,12 @@ use crate::{
     format::{Formats, short_id},
     layout::Page,
     markup::{Look, Markup, badge, job_state},
+    prose::prose,
     query::segment,
     table::{anchor, escaped},
     texts::Texts,
     viewer::Viewer,
+    visible::visible_json,
 };
 
 #[derive(Deserialize)]
@@ -100,10 +102,18 @@ struct Reason {
     message: String,
 }
 
+/// The answer to why the job is where it is.
+struct WhyPanel {
+    question: &'static str,
+    summary: Markup,
+    /// Every reason, if there is more than one.
+    reasons: Vec<Markup>,
+}
+
 struct LogLine {
     at: Markup,
     event: String,
-    details: String,
+    details: Markup,
 }
 
 /// What a person can do with the job now.
@@ -124,7 +134,7 @@ struct JobPage<'a> {
     short_id: &'a str,
     facts: String,
     look: &'static str,
-    why: Option<Why>,
+    why: Option<WhyPanel>,
     timeline: Markup,
     progress: Option<Markup>,
     steps: Vec<(String, Markup, String)>,
@@ -150,12 +160,12 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         short_id: short_id(&job.id),
         facts: facts(t, formats, &job),
         look: Look::of(&job.status).class(),
-        why,
+        why: why.map(|why| why_panel(&viewer, &job, &why)),
         timeline: timeline::draw(&runs(t, &job), formats, t.now),
         progress: job.progress.as_ref().map(|progress| progress_bar(formats, progress)),
         steps: steps(t, &job),
         errors: job.attempts.iter().filter_map(|attempt| Some((attempt.run, attempt.error.clone()?))).collect(),
-        log: log(formats, &job),
+        log: log(&viewer, &job),
         details: details(&viewer, &job),
         payload: pretty(&job.payload),
         result: job.result.as_ref().map(pretty),
@@ -169,6 +179,23 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         job: &job,
     };
     Page::new(job.name.clone(), "/jobs", &page)
+}
+
+fn why_panel(viewer: &Viewer, job: &Job, why: &Why) -> WhyPanel {
+    let t = viewer.texts();
+    let text = |text: &str| prose(viewer, text, &job.depends_on);
+    WhyPanel {
+        question: match job.status.as_str() {
+            "FAILED" => t.why_failed,
+            "SCHEDULED" | "ASSIGNED" | "PROCESSING" => t.why_running,
+            _ => t.why_not_running,
+        },
+        summary: text(&why.summary),
+        reasons: match why.reasons.as_slice() {
+            [] | [_] => Vec::new(),
+            reasons => reasons.iter().map(|reason| text(&reason.message)).collect(),
+        },
+    }
 }
 
 fn facts(t: &Texts, formats: Formats, job: &Job) -> String {
@@ -227,13 +254,26 @@ fn steps(t: &Texts, job: &Job) -> Vec<(String, Markup, String)> {
     job.steps.iter().map(step).collect()
 }
 
-fn log(formats: Formats, job: &Job) -> Vec<LogLine> {
+fn log(viewer: &Viewer, job: &Job) -> Vec<LogLine> {
+    let (t, formats) = (viewer.texts(), viewer.formats());
     let line = |entry: &LogEntry| LogLine {
         at: formats.clock(entry.timestamp),
-        event: entry.event.replace('_', " "),
-        details: entry.details.clone().unwrap_or_default(),
+        event: t.word(&entry.event).to_owned(),
+        details: prose(viewer, entry.details.as_deref().unwrap_or_default(), &[]),
     };
     job.execution_log.iter().map(line).collect()
+}
+
+/// Tags that the page of a job shows.
+const SHOWN_TAGS: usize = 20;
+
+#[derive(Template)]
+#[template(
+    ext = "html",
+    source = r#"<span class="tags">{% for part in parts %}<span>{{ part }}</span>{% endfor %}</span>"#
+)]
+struct Tags {
+    parts: Vec<Markup>,
 }
 
 fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
@@ -257,18 +297,20 @@ fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
     for parent in &job.depends_on {
         rows.push((t.depends_on, link(format!("/jobs/{}", segment(parent)), short_id(parent))));
     }
-    for tag in job.tags.iter().take(20) {
-        rows.push((t.tag, link(format!("/jobs?tag={}", segment(tag)), tag)));
-    }
-    if job.tags.len() > 20 {
-        rows.push((t.tag, escaped(&format!("+ {}", job.tags.len() - 20))));
+    if !job.tags.is_empty() {
+        let tags = job.tags.iter().take(SHOWN_TAGS).map(|tag| link(format!("/jobs?tag={}", segment(tag)), tag));
+        let mut parts: Vec<Markup> = tags.collect();
+        if job.tags.len() > SHOWN_TAGS {
+            parts.push(escaped(&format!("{} {}", job.tags.len() - SHOWN_TAGS, t.more)));
+        }
+        rows.push((t.tags, Markup::of(&Tags { parts })));
     }
     rows
 }
 
-/// Returns JSON with line breaks.
+/// Returns JSON with line breaks, for people.
 pub fn pretty(value: &Value) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default()
+    visible_json(serde_json::to_string_pretty(value).unwrap_or_default())
 }
 
 /// Returns the command that submits the same job again.
@@ -276,7 +318,7 @@ fn curl(job: &Job) -> String {
     let body = serde_json::json!({
         "name": job.name, "type": job.kind, "queue": job.queue, "priority": job.priority, "payload": job.payload,
     });
-    let quoted = body.to_string().replace('\'', r"'\''");
+    let quoted = visible_json(body.to_string()).replace('\'', r"'\''");
     format!("curl -X POST http://127.0.0.1:3000/api/v1/jobs -H 'Content-Type: application/json' -d '{quoted}'")
 }
 

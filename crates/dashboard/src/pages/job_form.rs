@@ -76,7 +76,7 @@ fn form(viewer: &Viewer, id: Option<&str>, fields: &Fields, error: Option<String
     let back = id.map_or(format!("{base}/jobs"), |id| format!("{base}/jobs/{}", segment(id)));
     let priorities = ["LOW", "NORMAL", "HIGH", "CRITICAL"];
     let page = FormPage { t, title, action: path, back, fields, is_new: id.is_none(), priorities, error };
-    Page::new(title, "/jobs", &page)
+    Page::exact(title, "/jobs", &page)
 }
 
 pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {

@@ -21,7 +21,7 @@ use crate::{
     markup::{Markup, bar, job_state},
     query::Pairs,
     session::{self, Notice},
-    table::{Cell, Column, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -110,6 +110,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
         cancel: query.without("page").link(&format!("{}/jobs/bulk/cancel", viewer.base())),
         delete: query.without("page").link(&format!("{}/jobs/bulk/delete", viewer.base())),
         total: viewer.formats().count(list.total),
+        has_matches: list.total > 0,
     });
     page.page("/jobs")
 }
@@ -146,8 +147,8 @@ pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
             text_column(t.kind),
             text_column(t.state),
             extra_column(t.queue),
-            Column { title: t.attempt, class: "num hide" },
-            text_column(t.error_or_progress),
+            extra_number_column(t.attempt),
+            extra_column(t.error_or_progress),
             number_column(t.age),
         ],
         rows: jobs.iter().map(|job| row(viewer, job)).collect(),
@@ -159,14 +160,15 @@ pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
 fn row(viewer: &Viewer, job: &Job) -> Row {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let name = if job.name == job.kind { job.kind.clone() } else { format!("{} · {}", job.kind, job.name) };
+    let fact = last_fact(t, formats, job);
     Row {
         key: job.id.clone(),
         cells: vec![
-            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &name),
+            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &name).note(fact.content()),
             Cell::markup(job_state(t, &job.status)),
             Cell::text(&job.queue).extra(),
             Cell::number(&format!("{} / {}", job.attempt, job.max_retries + 1)).extra(),
-            last_fact(t, formats, job),
+            fact.long().extra(),
             Cell::markup(formats.age(job.created_at)).right(),
         ],
     }
@@ -261,6 +263,7 @@ struct Actions<'a> {
     cancel: String,
     delete: String,
     total: String,
+    has_matches: bool,
 }
 
 /// Returns the filter of a bulk action, as its body has it.
@@ -350,12 +353,12 @@ fn examples(viewer: &Viewer, examples: &[Example]) -> Table {
         cells: vec![
             Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.kind),
             Cell::markup(job_state(t, &job.status)),
-            Cell::text(&job.queue),
-            Cell::text(job.error.as_deref().unwrap_or_default()),
+            Cell::text(&job.queue).extra(),
+            Cell::text(job.error.as_deref().unwrap_or_default()).long(),
         ],
     };
     Table {
-        columns: vec![text_column(t.kind), text_column(t.state), text_column(t.queue), text_column(t.error)],
+        columns: vec![text_column(t.kind), text_column(t.state), extra_column(t.queue), text_column(t.error)],
         rows: examples.iter().map(row).collect(),
         empty: escaped(t.no_job_matches),
         select_label: None,

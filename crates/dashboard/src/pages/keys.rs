@@ -17,7 +17,7 @@ use crate::{
     layout::Page,
     markup::{Look, Markup, badge},
     query::segment,
-    table::{Cell, Row, Table, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -80,9 +80,9 @@ fn table(viewer: &Viewer, keys: &[Key]) -> Table {
     let row = |key: &Key| Row {
         key: key.id.clone(),
         cells: vec![
-            Cell::text(&key.name),
+            Cell::text(&key.name).with("main").note(&escaped(&key.scopes.join(", "))),
             Cell::markup(state(viewer, key)),
-            Cell::text(&key.scopes.join(", ")),
+            Cell::text(&key.scopes.join(", ")).extra(),
             Cell::text(&key.queues.as_ref().map(|queues| queues.join(", ")).unwrap_or_default()).extra(),
             Cell::markup(time(key.expires_at)).extra(),
             Cell::markup(time(key.last_used_at)).right(),
@@ -92,7 +92,7 @@ fn table(viewer: &Viewer, keys: &[Key]) -> Table {
         columns: vec![
             text_column(t.name),
             text_column(t.state),
-            text_column(t.scopes),
+            extra_column(t.scopes),
             extra_column(t.queues),
             extra_column(t.expires),
             number_column(t.last_used),

@@ -13,7 +13,7 @@ use crate::{
     form::Form,
     layout::Page,
     markup::Markup,
-    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -52,10 +52,10 @@ pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
             text_column(t.scope),
             text_column(t.name),
             number_column(t.concurrency),
-            number_column(t.in_use),
-            number_column(t.rate),
+            extra_number_column(t.in_use),
+            extra_number_column(t.rate),
             extra_column(t.source),
-            number_column(t.reached),
+            extra_number_column(t.reached),
         ],
         rows: list.limits.iter().map(|limit| row(&viewer, limit)).collect(),
         empty: escaped(t.no_limits),
@@ -67,20 +67,20 @@ pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
 }
 
 fn row(viewer: &Viewer, limit: &Limit) -> Row {
-    let formats = viewer.formats();
+    let (t, formats) = (viewer.texts(), viewer.formats());
     let count = |number: Option<u64>| number.map(|number| formats.count(number)).unwrap_or_default();
     let rate = limit.rate.as_ref().map(|rate| format!("{} / {} s", rate.count, rate.period_ms / 1_000));
     let reached = limit.reached_at.map_or_else(Markup::default, |at| formats.relative(at));
     Row {
         key: format!("{}:{}", limit.scope, limit.name.as_deref().unwrap_or_default()),
         cells: vec![
-            Cell::text(&limit.scope),
-            Cell::text(limit.name.as_deref().unwrap_or("–")),
+            Cell::text(t.word(&limit.scope)),
+            Cell::text(limit.name.as_deref().unwrap_or("–")).with("main"),
             Cell::number(&count(limit.concurrency)),
-            Cell::number(&count(limit.in_flight)),
-            Cell::number(&rate.unwrap_or_default()),
+            Cell::number(&count(limit.in_flight)).extra(),
+            Cell::number(&rate.unwrap_or_default()).extra(),
             Cell::text(&format!("{} ({})", limit.origin, limit.changed_by)).extra(),
-            Cell::markup(reached).right(),
+            Cell::markup(reached).right().extra(),
         ],
     }
 }

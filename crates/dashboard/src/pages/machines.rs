@@ -55,7 +55,7 @@ fn table(viewer: &Viewer, machines: &[Machine]) -> Table {
             cells: vec![
                 Cell::link(&link, &machine.name),
                 Cell::number(&machine.version.to_string()),
-                Cell::text(&tasks.join(", ")),
+                Cell::text(&tasks.join(", ")).extra(),
                 Cell::text(&machine.created_by).extra(),
                 Cell::text(&machine.hash.chars().take(12).collect::<String>()).extra(),
                 Cell::markup(formats.relative(machine.created_at)).right(),
@@ -66,7 +66,7 @@ fn table(viewer: &Viewer, machines: &[Machine]) -> Table {
         columns: vec![
             text_column(t.machine),
             number_column(t.version),
-            text_column(t.tasks),
+            extra_column(t.tasks),
             extra_column(t.registered_by),
             extra_column("SHA-256"),
             number_column(t.registered),

@@ -88,7 +88,9 @@ pub struct ListPage<'a> {
     pub title: &'a str,
     /// Beside the title: buttons or a search.
     pub tools: Markup,
-    /// Above the table: filters.
+    /// Above the panel of the table.
+    pub above: Markup,
+    /// In the panel, above the table: filters.
     pub filters: Markup,
     pub table: Table,
     pub pager: Option<Pager>,
@@ -99,7 +101,16 @@ pub struct ListPage<'a> {
 impl<'a> ListPage<'a> {
     pub fn new(viewer: &Viewer, title: &'a str, table: Table) -> ListPage<'a> {
         let none = Markup::default;
-        ListPage { t: viewer.texts(), title, tools: none(), filters: none(), table, pager: None, below: none() }
+        ListPage {
+            t: viewer.texts(),
+            title,
+            tools: none(),
+            above: none(),
+            filters: none(),
+            table,
+            pager: None,
+            below: none(),
+        }
     }
 
     pub fn page(self, section: &'static str) -> Result<Page, Failure> {

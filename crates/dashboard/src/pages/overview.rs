@@ -227,6 +227,7 @@ struct OverviewPage<'a> {
     attention: Vec<Attention>,
     figures: Vec<Figure>,
     chart: Markup,
+    narrow_chart: Markup,
     chart_text: String,
     queues: String,
     queue_count: usize,
@@ -245,7 +246,8 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
         base: viewer.base(),
         attention: attention(&viewer, &data),
         figures: figures(t, formats, &data),
-        chart: chart(t, &data.history),
+        chart: chart(t, &data.history, charts::WIDE),
+        narrow_chart: chart(t, &data.history, charts::NARROW),
         chart_text: chart_text(t, formats, &data.history),
         queues: queue_table(&viewer, &busiest).render().map_err(Failure::internal)?,
         queue_count: data.queues.len(),
@@ -302,7 +304,8 @@ fn attention(viewer: &Viewer, data: &Data) -> Vec<Attention> {
         add(Look::Failed, "/about", format!("{} “{}”", t.loop_not_healthy, stopped.name), stopped.status.clone());
     }
     for queue in data.queues.iter().filter(|queue| queue.paused.is_some()) {
-        let detail = format!("{} {}", formats.count(queue.depth.total), t.waiting_jobs);
+        let detail =
+            format!("{} {}", t.jobs_count(formats.count(queue.depth.total), queue.depth.total), t.waiting_word);
         add(Look::Retrying, "/queues", format!("{} “{}”", t.queue_paused, queue.name), detail);
     }
     found
@@ -360,7 +363,7 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     ]
 }
 
-fn chart(t: &Texts, history: &[Period]) -> Markup {
+fn chart(t: &Texts, history: &[Period], size: charts::Size) -> Markup {
     let labels = history.iter().map(|period| period.date.to_string().get(11..16).unwrap_or_default().to_owned());
     let values = |pick: fn(&Period) -> u64| history.iter().map(|period| pick(period) as f32).collect();
     charts::finished(
@@ -368,6 +371,7 @@ fn chart(t: &Texts, history: &[Period]) -> Markup {
         values(|period| period.total_completed),
         values(|period| period.total_failed),
         [t.completed, t.failed],
+        size,
     )
 }
 
@@ -403,7 +407,7 @@ fn system(t: &'static Texts, formats: Formats, data: &Data) -> Vec<(&'static str
         format!(", {:.0} ms", database.latency_ms)
     };
     vec![
-        (t.health, t.health_word(&data.ready.status).to_owned()),
+        (t.health, t.word(&data.ready.status).to_owned()),
         (t.database, format!("{engine}{latency}")),
         (t.loops, format!("{healthy} {} {}", t.of, loops.len())),
         (t.workers, formats.count(data.overview.workers.total)),

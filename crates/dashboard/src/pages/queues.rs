@@ -14,7 +14,7 @@ use crate::{
     layout::Page,
     markup::{Look, Markup, badge, bar},
     query::segment,
-    table::{Cell, Column, Row, Table, extra_column, number_column, text_column},
+    table::{Cell, Column, Row, Table, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -74,9 +74,9 @@ pub fn queue_table(viewer: &Viewer, queues: &[&Queue]) -> Table {
             number_column(t.waiting),
             extra_column(t.by_priority),
             number_column(t.oldest_title),
-            number_column(t.running),
-            Column { title: t.per_minute, class: "num hide" },
-            text_column(t.settings),
+            extra_number_column(t.running),
+            Column { title: t.per_minute, class: "num hide hide2" },
+            extra_column(t.settings),
         ],
         rows: queues.iter().map(|queue| row(viewer, queue, deepest)).collect(),
         empty: teach(t.no_queues, "curl -X POST http://127.0.0.1:3000/api/v1/jobs -d '{\"name\": \"noop\"}'"),
@@ -92,16 +92,17 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
     let oldest = queue.oldest.map_or_else(Markup::default, |at| formats.age(at));
     let rate = queue.rate_per_minute.map_or_else(String::new, |rate| formats.decimal(rate));
     let link = format!("{}/jobs?queue={}", viewer.base(), segment(&queue.name));
+    let settings = settings(t, queue);
     Row {
         key: queue.name.clone(),
         cells: vec![
-            Cell::link(&link, &queue.name),
+            Cell::link(&link, &queue.name).note(&settings),
             Cell::number(&formats.count(total)),
             Cell::markup(bar(&parts, deepest.max(1) as f64, &label)).extra(),
             Cell::markup(oldest).right(),
-            Cell::number(&formats.count(queue.running)),
-            Cell::number(&rate).extra(),
-            Cell::markup(settings(t, queue)),
+            Cell::number(&formats.count(queue.running)).extra(),
+            Cell::number(&rate).extra().with("hide2"),
+            Cell::markup(settings).extra(),
         ],
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     markup::{Look, Markup, badge},
     query::{Pairs, segment},
     session::{self, Notice},
-    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -84,11 +84,11 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     let table = Table {
         columns: vec![
             text_column(t.name),
-            text_column(t.state),
-            text_column(t.rule),
+            extra_column(t.state),
+            extra_column(t.rule),
             extra_column(t.explanation),
             number_column(t.next_run),
-            number_column(t.last_run),
+            extra_number_column(t.last_run),
         ],
         rows: list.schedules.iter().map(|schedule| row(&viewer, schedule)).collect(),
         empty: teach(
@@ -124,12 +124,13 @@ fn row(viewer: &Viewer, schedule: &Schedule) -> Row {
     Row {
         key: schedule.id.clone(),
         cells: vec![
-            Cell::link(&format!("{}/schedules/{}", viewer.base(), schedule.id), &schedule.name),
-            Cell::markup(state(t, schedule)),
-            Cell::text(&schedule.rule()),
-            Cell::text(schedule.explanation.as_deref().unwrap_or_default()).extra(),
+            Cell::link(&format!("{}/schedules/{}", viewer.base(), schedule.id), &schedule.name)
+                .note(&state(t, schedule)),
+            Cell::markup(state(t, schedule)).extra(),
+            Cell::text(&schedule.rule()).extra(),
+            Cell::text(schedule.explanation.as_deref().unwrap_or_default()).long().extra(),
             Cell::markup(time(schedule.next_run_at)).right(),
-            Cell::markup(time(schedule.last_run_at)).right(),
+            Cell::markup(time(schedule.last_run_at)).right().extra(),
         ],
     }
 }
@@ -196,7 +197,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let (preview, ticks) = tokio::join!(viewer.get::<Preview>(&preview_path), viewer.get::<Ticks>(&ticks_path));
     let (preview, ticks) = (preview.unwrap_or_default(), ticks.unwrap_or_default());
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let run = |run: &NextRun| (formats.relative(run.at), run.local.clone(), run.note.clone().unwrap_or_default());
+    let run = |run: &NextRun| (formats.relative(run.at), local_time(&run.local), run.note.clone().unwrap_or_default());
     let time = |at: Option<Timestamp>| at.map_or_else(Markup::default, |at| formats.relative(at));
     let page = SchedulePage {
         t,
@@ -214,8 +215,8 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             (t.next_run, time(schedule.next_run_at)),
             (t.last_run, time(schedule.last_run_at)),
             (t.runs, escaped(&formats.count(schedule.run_count))),
-            (t.misfire, escaped(&schedule.misfire)),
-            (t.overlap, escaped(&schedule.overlap)),
+            (t.misfire, escaped(t.word(&schedule.misfire))),
+            (t.overlap, escaped(t.word(&schedule.overlap))),
         ],
         payload: pretty(&schedule.job_payload),
         schedule: &schedule,
@@ -223,11 +224,22 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     Page::new(schedule.name.clone(), "/schedules", &page)
 }
 
+/// Writes a time with its offset for people: `2026-11-18 02:30 +01:00`.
+fn local_time(text: &str) -> String {
+    match (text.get(..10), text.get(11..16), text.get(16..19), text.get(text.len().saturating_sub(6)..)) {
+        (Some(day), Some(time), Some(seconds), Some(offset)) => {
+            let seconds = if seconds == ":00" { "" } else { seconds };
+            format!("{day} {time}{seconds} {offset}")
+        }
+        _ => text.to_owned(),
+    }
+}
+
 /// Places the next due times on one axis.
 fn axis(runs: &[NextRun]) -> Vec<AxisMark> {
     let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Vec::new() };
     let span = last.at.ms_since(first.at).max(1) as f64;
-    let place = |at: Timestamp| 8.0 + at.ms_since(first.at) as f64 / span * 684.0;
+    let place = |at: Timestamp| 1.0 + (at.ms_since(first.at) as f64 / span * 980.0).round() / 10.0;
     runs.iter().map(|run| AxisMark { x: place(run.at), label: run.local.clone() }).collect()
 }
 
@@ -238,7 +250,7 @@ fn tick_table(viewer: &Viewer, ticks: &[Tick]) -> Table {
             Some(id) => Cell::link(&format!("{}/jobs/{id}", viewer.base()), crate::format::short_id(id)),
             None => Cell::text(tick.reason.as_deref().unwrap_or_default()),
         };
-        let state = badge(Look::of(&tick.outcome), &tick.outcome.replace('_', " "));
+        let state = badge(Look::of(&tick.outcome), t.word(&tick.outcome));
         Row {
             key: tick.due_at.to_string(),
             cells: vec![Cell::markup(formats.moment(tick.due_at)), Cell::markup(state), job],
@@ -295,7 +307,7 @@ async fn form(viewer: &Viewer, fields: &Fields, error: Option<String>) -> Result
     let explained = explanation(viewer, &fields.cron, &fields.timezone).await;
     let t = viewer.texts();
     let page = ScheduleForm { t, base: viewer.base(), fields, error, explained: explained.to_string() };
-    Page::new(t.new_schedule, "/schedules", &page)
+    Page::exact(t.new_schedule, "/schedules", &page)
 }
 
 pub async fn show_form(viewer: Viewer) -> Result<Page, Failure> {
@@ -328,7 +340,12 @@ async fn explanation(viewer: &Viewer, cron: &str, timezone: &str) -> Markup {
         Ok(preview) => Explained {
             t,
             explanation: preview.explanation.unwrap_or_default(),
-            runs: preview.next_runs.into_iter().take(5).map(|run| (run.local, run.note.unwrap_or_default())).collect(),
+            runs: preview
+                .next_runs
+                .into_iter()
+                .take(5)
+                .map(|run| (local_time(&run.local), run.note.unwrap_or_default()))
+                .collect(),
             error: None,
         },
         Err(failure) => Explained { t, explanation: String::new(), runs: Vec::new(), error: Some(failure.message) },

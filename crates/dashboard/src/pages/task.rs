@@ -19,6 +19,7 @@ use crate::{
     format::short_id,
     layout::Page,
     markup::Markup,
+    prose::prose,
     query::segment,
     table::{anchor, escaped},
     texts::Texts,
@@ -56,7 +57,8 @@ struct Active {
 
 #[derive(Deserialize)]
 struct Timer {
-    kind: String,
+    /// A name of the API, or an object with the name that the machine gives it.
+    kind: Value,
     due: Timestamp,
 }
 
@@ -80,6 +82,7 @@ struct Why {
 
 #[derive(Deserialize)]
 struct Reason {
+    code: String,
     message: String,
 }
 
@@ -109,9 +112,21 @@ struct HistoryLine {
 
 /// The decision that the task asks for.
 struct Decision {
-    subject: String,
+    /// What is decided about: its parts with their names.
+    subject: Vec<(String, String)>,
     hash: String,
     help: String,
+}
+
+/// Returns the first characters of a hash, which are enough to compare it.
+fn short_hash(hash: &str) -> String {
+    hash.chars().take(16).collect()
+}
+
+impl Decision {
+    fn short_hash(&self) -> String {
+        short_hash(&self.hash)
+    }
 }
 
 #[derive(Template)]
@@ -123,7 +138,7 @@ struct TaskPage<'a> {
     title: String,
     badge: Markup,
     facts: String,
-    why: Why,
+    reasons: Vec<Markup>,
     drawing: String,
     decision: Option<Decision>,
     details: Vec<(&'static str, Markup)>,
@@ -152,7 +167,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         base,
         badge: state(t, &task.status, &task.state, task.approval.is_some()),
         facts: format!("{} v{}, {} {}", task.machine, task.version, t.created_by, task.created_by),
-        why: why.unwrap_or_default(),
+        reasons: reasons(&viewer, why.unwrap_or_default(), task.approval.as_ref()),
         drawing: format!("{base}/tasks/{}/drawing.svg?epoch={}", segment(&task.id), task.epoch),
         decision: task.approval.as_ref().map(|approval| decision(t, approval)),
         details: vec![
@@ -165,7 +180,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             ),
             (t.counters, escaped(&task.counters.to_string())),
         ],
-        timers: task.timers.iter().map(|timer| (timer.kind.clone(), formats.relative(timer.due))).collect(),
+        timers: task.timers.iter().map(|timer| (timer_name(t, timer), formats.relative(timer.due))).collect(),
         history: history.unwrap_or_default().history.iter().rev().map(line).collect(),
         data: pretty(&task.data),
         is_open: matches!(task.status.as_str(), "running" | "paused" | "queued"),
@@ -177,6 +192,26 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     Page::new(title, "/tasks", &page)
 }
 
+fn timer_name(t: &Texts, timer: &Timer) -> String {
+    match &timer.kind {
+        Value::String(kind) => t.word(kind).to_owned(),
+        kind => kind["named"].as_str().unwrap_or_default().to_owned(),
+    }
+}
+
+/// Returns what the task waits for. Timers have a list of their own, with times that a person can read.
+fn reasons(viewer: &Viewer, why: Why, approval: Option<&Approval>) -> Vec<Markup> {
+    let reasons = why.reasons.into_iter().filter(|reason| reason.code != "timer");
+    let messages: Vec<String> = reasons.map(|reason| reason.message).collect();
+    let messages = if messages.is_empty() { vec![why.summary] } else { messages };
+    // The form beside it has the whole hash.
+    let short = |message: &String| match approval {
+        Some(approval) => message.replace(&approval.hash, &short_hash(&approval.hash)),
+        None => message.clone(),
+    };
+    messages.iter().map(|message| prose(viewer, &short(message), &[])).collect()
+}
+
 fn history_detail(record: &Record) -> String {
     let to = record.to.as_ref().map(|to| format!("→ {to}")).unwrap_or_default();
     let outcome = if record.outcome == "applied" { String::new() } else { record.outcome.clone() };
@@ -185,9 +220,13 @@ fn history_detail(record: &Record) -> String {
 }
 
 fn decision(t: &Texts, approval: &Approval) -> Decision {
-    let subject = match &approval.subject {
+    let text = |value: &Value| match value {
         Value::String(text) => text.clone(),
         other => pretty(other),
+    };
+    let subject = match &approval.subject {
+        Value::Object(fields) => fields.iter().map(|(name, value)| (name.clone(), text(value))).collect(),
+        other => vec![(String::new(), text(other))],
     };
     let needed = approval.quorum.saturating_sub(approval.decisions.len() as u64).max(1);
     let mut help = t.decisions_needed(needed);
@@ -202,6 +241,20 @@ pub async fn drawing(viewer: Viewer, Path(id): Path<String>) -> Result<Response,
     let task: Task = viewer.get(&format!("/api/v1/tasks/{}", segment(&id))).await?;
     let active: Vec<&str> = task.active.iter().map(|active| active.state.as_str()).collect();
     draw(&viewer, &task.machine, Some(task.version), &active).await
+}
+
+/// The colours of the style sheet. A picture cannot use those of its page.
+const COLOURS: &str = "<style>.machine{--machine-back:transparent;--machine-line:#5f6368;--machine-text:#1d1e20;\
+--machine-box:#fff;--machine-group:#f0f0ed;--machine-limit:#8a4f00;--machine-good:#2a7336;--machine-bad:#b92f28;\
+--machine-accent:#6a5a9a;--machine-glow:#eeeaf6}@media (prefers-color-scheme:dark){.machine{--machine-line:#a9acb2;\
+--machine-text:#e8e8e6;--machine-box:#1c1d20;--machine-group:#232529;--machine-limit:#e9ad52;--machine-good:#82ca8c;\
+--machine-bad:#f48d85;--machine-accent:#bdaee6;--machine-glow:#2c2640}}</style>";
+
+fn in_our_colours(svg: &str) -> String {
+    match svg.split_once('>') {
+        Some((opening, rest)) => format!("{opening}>{COLOURS}{rest}"),
+        None => svg.to_owned(),
+    }
 }
 
 /// Draws a version of a machine. Its styles are inside, so it is shown as a picture.
@@ -221,7 +274,7 @@ pub async fn draw(viewer: &Viewer, machine: &str, version: Option<u64>, active: 
             HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
         ),
     ];
-    Ok((headers, definition.to_svg(active)).into_response())
+    Ok((headers, in_our_colours(&definition.to_svg(active))).into_response())
 }
 
 #[derive(Deserialize, Default)]

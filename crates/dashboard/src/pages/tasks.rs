@@ -10,7 +10,7 @@ use crate::{
     layout::Page,
     markup::{Look, Markup, badge},
     query::Pairs,
-    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -36,6 +36,8 @@ struct Task {
     updated_at: Timestamp,
     #[serde(default)]
     due_at: Option<Timestamp>,
+    #[serde(default)]
+    approval: Option<serde_json::Value>,
 }
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
@@ -78,11 +80,12 @@ fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
             Cell::link(
                 &format!("{}/tasks/{}", viewer.base(), task.id),
                 task.title.as_deref().unwrap_or_else(|| crate::format::short_id(&task.id)),
-            ),
-            Cell::markup(state(t, &task.status, &task.state, is_approvals)),
+            )
+            .note(&state(t, &task.status, &task.state, is_approvals || task.approval.is_some())),
+            Cell::markup(state(t, &task.status, &task.state, is_approvals || task.approval.is_some())).extra(),
             Cell::text(&format!("{} v{}", task.machine, task.version)).extra(),
             Cell::markup(task.due_at.map_or_else(Markup::default, |at| formats.relative(at))).extra(),
-            Cell::markup(formats.relative(task.updated_at)).right(),
+            Cell::markup(formats.relative(task.updated_at)).right().extra(),
             Cell::markup(formats.age(task.created_at)).right(),
         ],
     };
@@ -90,10 +93,10 @@ fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
     Table {
         columns: vec![
             text_column(t.task),
-            text_column(t.state),
+            extra_column(t.state),
             extra_column(t.machine),
             extra_column(t.next_timer),
-            number_column(t.changed),
+            extra_number_column(t.changed),
             number_column(t.age),
         ],
         rows: tasks.iter().map(row).collect(),

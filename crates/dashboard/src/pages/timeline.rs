@@ -7,9 +7,8 @@ use crate::{format::Formats, markup::Markup};
 
 /// Runs that are drawn; of more, the newest.
 const MAX_RUNS: usize = 12;
-const WIDTH: f64 = 720.0;
-const LABELS: f64 = 96.0;
-const ROW: f64 = 26.0;
+/// Narrowest bar, in percent.
+const MIN_WIDTH: f64 = 0.3;
 
 /// One run of a job. A run that has not started waits.
 pub struct Run {
@@ -30,31 +29,36 @@ pub enum End {
 
 struct Bar {
     label: String,
-    y: f64,
-    text_y: f64,
     rects: Vec<Rect>,
+    /// How the run ended, and where.
+    mark: Option<(&'static str, f64)>,
 }
 
+/// A part of a bar, in percent of the axis.
 struct Rect {
     class: &'static str,
     x: f64,
     width: f64,
 }
 
+/// Where now is, in percent, and which end of its label is there.
+struct Now {
+    x: f64,
+    anchor: &'static str,
+}
+
 #[derive(Template)]
 #[template(path = "timeline.html")]
 struct Timeline<'a> {
-    height: f64,
-    axis_y: f64,
     bars: Vec<Bar>,
-    now_x: Option<f64>,
+    now: Option<Now>,
     now_label: &'a str,
-    start: String,
+    start: Markup,
+    end: Markup,
     label: String,
-    first_x: f64,
 }
 
-/// Draws runs in their order.
+/// Draws runs in their order. Places are percentages, so that the drawing has the width that it gets and its text stays as it is.
 pub fn draw(runs: &[Run], formats: Formats, now_label: &str) -> Markup {
     let runs = &runs[runs.len().saturating_sub(MAX_RUNS)..];
     let Some(from) = runs.iter().map(|run| run.ready_at).min() else { return Markup::default() };
@@ -62,42 +66,41 @@ pub fn draw(runs: &[Run], formats: Formats, now_label: &str) -> Markup {
     let last = runs.iter().filter_map(|run| run.ended_at).max().unwrap_or(from);
     let until = if is_open { last.max(formats.now) } else { last };
     let span = (until.ms_since(from).max(1)) as f64;
-    let x = |at: Timestamp| LABELS + (at.ms_since(from).max(0) as f64 / span).min(1.0) * (WIDTH - LABELS);
-    let bar = |(index, run): (usize, &Run)| {
-        let y = index as f64 * ROW;
-        Bar { label: run.label.clone(), y, text_y: y + 13.0, rects: rects(run, until, x) }
-    };
-    let bars: Vec<Bar> = runs.iter().enumerate().map(bar).collect();
-    let axis_y = bars.len() as f64 * ROW + 12.0;
+    let x = |at: Timestamp| (at.ms_since(from).max(0) as f64 / span * 1_000.0).round().min(1_000.0) / 10.0;
+    let bar = |run: &Run| Bar { label: run.label.clone(), rects: rects(run, until, x), mark: mark(run, until, x) };
     Markup::of(&Timeline {
-        height: axis_y + 6.0,
-        axis_y,
+        bars: runs.iter().map(bar).collect(),
         // A line that moves all the time would make an unchanged page look changed.
-        now_x: (is_open && !formats.is_live).then(|| x(formats.now)),
+        now: (is_open && !formats.is_live).then(|| {
+            let x = x(formats.now);
+            Now { x, anchor: if x > 90.0 { "end" } else { "middle" } }
+        }),
         now_label,
-        start: from.to_string().get(11..19).unwrap_or_default().to_owned(),
+        start: formats.clock(from),
+        end: formats.clock(until),
         label: format!("{} {}", runs.len(), formats.duration(until.ms_since(from))),
-        bars,
-        first_x: LABELS,
     })
 }
 
 fn rects(run: &Run, until: Timestamp, x: impl Fn(Timestamp) -> f64) -> Vec<Rect> {
     let ended = run.ended_at.unwrap_or(until);
     let started = run.started_at.unwrap_or(ended);
-    let rect = |class, from: f64, to: f64| Rect { class, x: from, width: (to - from).max(1.0) };
+    let rect = |class, from: f64, to: f64| Rect { class, x: from, width: (to - from).max(MIN_WIDTH) };
     let mut rects = vec![rect("wait", x(run.ready_at), x(started))];
     if run.started_at.is_some() {
         rects.push(rect("run", x(started), x(ended)));
     }
-    let mark = match run.end {
-        End::None => return rects,
+    rects
+}
+
+fn mark(run: &Run, until: Timestamp, x: impl Fn(Timestamp) -> f64) -> Option<(&'static str, f64)> {
+    let class = match run.end {
+        End::None => return None,
         End::Completed => "ok",
         End::Failed => "bad",
         End::Cancelled => "off",
     };
-    rects.push(Rect { class: mark, x: x(ended) - 4.0, width: 4.0 });
-    rects
+    Some((class, x(run.ended_at.unwrap_or(until))))
 }
 
 #[cfg(test)]
@@ -116,7 +119,7 @@ mod tests {
         let svg = draw(&[run(0, Some(100), Some(500), End::Failed), run(600, None, None, End::None)], formats, "now");
         let svg = svg.to_string();
         assert!(svg.contains(r#"class="bad""#) && svg.contains("now") && svg.contains("&#60;b&#62;"), "{svg}");
-        assert!(svg.contains(r#"x="96""#) && !svg.contains("NaN"), "{svg}");
+        assert!(svg.contains(r#"x1="50%""#) && svg.contains(r#"x="60%""#) && !svg.contains("NaN"), "{svg}");
     }
 
     #[test]

@@ -85,12 +85,12 @@ fn lines(viewer: &Viewer, formats: Formats, entries: &[Entry]) -> (Vec<Line>, St
     let (Some(from), Some(until)) = (entries.iter().map(|e| e.at).min(), entries.iter().map(|e| e.at).max()) else {
         return (Vec::new(), String::new());
     };
-    let span = until.ms_since(from);
+    let (t, span) = (viewer.texts(), until.ms_since(from));
     let line = |entry: &Entry| Line {
         at: formats.clock(entry.at),
         x: 3.0 + entry.at.ms_since(from) as f64 / span.max(1) as f64 * 94.0,
-        kind: entry.kind.clone(),
-        what: entry.what.clone(),
+        kind: t.word(&entry.kind).to_owned(),
+        what: t.word(&entry.what).to_owned(),
         subject: subject(viewer, entry),
         details: entry.details.clone(),
     };

@@ -17,7 +17,7 @@ use crate::{
     layout::Page,
     markup::{Look, Markup, badge},
     query::{Pairs, segment},
-    table::{Cell, Row, Table, anchor, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, anchor, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -75,9 +75,9 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
         key: webhook.id.clone(),
         cells: vec![
             Cell::link(&format!("{}/webhooks/{}", viewer.base(), webhook.id), &webhook.url),
-            Cell::markup(badge(Look::of(&webhook.state), &webhook.state)),
-            Cell::number(&webhook.attempts.to_string()),
-            Cell::text(webhook.delay_reason.as_deref().unwrap_or_default()).extra(),
+            Cell::markup(badge(Look::of(&webhook.state), t.word(&webhook.state))),
+            Cell::number(&webhook.attempts.to_string()).extra(),
+            Cell::text(webhook.delay_reason.as_deref().unwrap_or_default()).long().extra(),
             Cell::markup(webhook.due_at.map_or_else(Markup::default, |at| formats.relative(at))).extra(),
             Cell::markup(formats.age(webhook.created_at)).right(),
         ],
@@ -86,7 +86,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
         columns: vec![
             text_column(t.receiver),
             text_column(t.state),
-            number_column(t.attempts),
+            extra_number_column(t.attempts),
             extra_column(t.reason),
             extra_column(t.next_attempt),
             number_column(t.age),
@@ -119,7 +119,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let page = WebhookPage {
         t,
         base: viewer.base(),
-        badge: badge(Look::of(&webhook.state), &webhook.state),
+        badge: badge(Look::of(&webhook.state), t.word(&webhook.state)),
         attempts: attempts(&viewer, &webhook.history).render().map_err(Failure::internal)?,
         job,
         body: pretty(&webhook.body),
@@ -138,19 +138,19 @@ fn attempts(viewer: &Viewer, attempts: &[Attempt]) -> Table {
             key: attempt.number.to_string(),
             cells: vec![
                 Cell::number(&attempt.number.to_string()),
-                Cell::markup(formats.moment(attempt.at)),
+                Cell::markup(formats.moment(attempt.at)).extra(),
                 Cell::markup(badge(look, &status)),
-                Cell::number(&formats.duration(attempt.took_ms)),
-                Cell::text(attempt.error.as_deref().or(attempt.answer.as_deref()).unwrap_or_default()),
+                Cell::number(&formats.duration(attempt.took_ms)).extra(),
+                Cell::text(attempt.error.as_deref().or(attempt.answer.as_deref()).unwrap_or_default()).long(),
             ],
         }
     };
     Table {
         columns: vec![
             number_column(t.attempt),
-            text_column(t.time),
+            extra_column(t.time),
             text_column(t.answer),
-            number_column(t.duration),
+            extra_number_column(t.duration),
             text_column(t.details),
         ],
         rows: attempts.iter().map(row).collect(),

@@ -19,7 +19,7 @@ use crate::{
     layout::Page,
     markup::{Look, Markup, badge},
     query::{Pairs, segment},
-    table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -95,9 +95,9 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             number_column(t.slots_title),
             extra_column(t.can_run),
             extra_column(t.breaker),
-            number_column(t.completed),
-            number_column(t.failed),
-            number_column(t.last_seen),
+            extra_number_column(t.completed_title),
+            extra_number_column(t.failed_title),
+            extra_number_column(t.last_seen),
         ],
         rows: list.workers.iter().map(|worker| row(&viewer, worker)).collect(),
         empty: teach(t.no_workers, "faena worker --type shout -- tr a-z A-Z"),
@@ -109,7 +109,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
 }
 
 fn row(viewer: &Viewer, worker: &Worker) -> Row {
-    let formats = viewer.formats();
+    let (t, formats) = (viewer.texts(), viewer.formats());
     let seen = worker.last_seen_at.filter(|_| worker.is_live());
     let slots = match worker.running() {
         Some(running) => format!("{running} / {}", worker.concurrency),
@@ -119,13 +119,13 @@ fn row(viewer: &Viewer, worker: &Worker) -> Row {
         key: worker.id.clone(),
         cells: vec![
             Cell::link(&format!("{}/workers/{}", viewer.base(), worker.id), &worker.name),
-            Cell::markup(badge(Look::of(&worker.state), &worker.state)),
+            Cell::markup(badge(Look::of(&worker.state), t.word(&worker.state))),
             Cell::number(&slots),
-            Cell::text(&worker.capabilities.join(", ")).extra(),
-            Cell::text(worker.breaker.as_deref().unwrap_or_default()).extra(),
-            Cell::number(&formats.count(worker.completed)),
-            Cell::number(&formats.count(worker.failed)),
-            Cell::markup(seen.map_or_else(Markup::default, |at| formats.relative(at))).right(),
+            Cell::text(&worker.capabilities.join(", ")).long().extra(),
+            Cell::text(t.word(worker.breaker.as_deref().unwrap_or_default())).extra(),
+            Cell::number(&formats.count(worker.completed)).extra(),
+            Cell::number(&formats.count(worker.failed)).extra(),
+            Cell::markup(seen.map_or_else(Markup::default, |at| formats.relative(at))).right().extra(),
         ],
     }
 }
@@ -154,21 +154,21 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     table.select_label = None;
     let (t, formats) = (viewer.texts(), viewer.formats());
     let change = |change: &Change| {
-        let state = badge(Look::of(&change.state), &change.state);
+        let state = badge(Look::of(&change.state), t.word(&change.state));
         (formats.moment(change.at), state, change.reason.clone().unwrap_or_default())
     };
     let page = WorkerPage {
         t,
         base: viewer.base(),
-        badge: badge(Look::of(&worker.state), &worker.state),
+        badge: badge(Look::of(&worker.state), t.word(&worker.state)),
         jobs: table.render().map_err(Failure::internal)?,
         details: vec![
             (t.id, escaped(&worker.id)),
-            (t.kind_of_worker, escaped(&worker.kind)),
+            (t.kind_of_worker, escaped(t.word(&worker.kind))),
             (t.slots_title, escaped(&worker.concurrency.to_string())),
             (t.can_run, escaped(&worker.capabilities.join(", "))),
             (t.queues, escaped(&worker.queues.join(", "))),
-            (t.breaker, escaped(worker.breaker.as_deref().unwrap_or("–"))),
+            (t.breaker, escaped(t.word(worker.breaker.as_deref().unwrap_or("–")))),
             (t.registered, formats.relative(worker.registered_at)),
             (t.reason, escaped(worker.reason.as_deref().unwrap_or("–"))),
         ],

@@ -1,0 +1,118 @@
+//! Words of the API that pages show: states, outcomes, entries of logs. One that has no text here is shown as it is.
+
+use crate::texts::{Language, Texts};
+
+/// The word of the API, in English, in Spanish.
+const WORDS: &[(&str, &str, &str)] = &[
+    // States of workers and circuits
+    ("Creating", "Creating", "Creándose"),
+    ("Connecting", "Connecting", "Conectando"),
+    ("Ready", "Ready", "Listo"),
+    ("Busy", "Busy", "Ocupado"),
+    ("Draining", "Draining", "Vaciándose"),
+    ("Terminating", "Terminating", "Terminando"),
+    ("Terminated", "Terminated", "Terminado"),
+    ("closed", "closed", "cerrado"),
+    ("open", "open", "abierto"),
+    ("half_open", "half open", "semiabierto"),
+    ("built_in", "built in", "integrado"),
+    ("remote", "remote", "remoto"),
+    ("pool", "pool", "grupo"),
+    // Webhooks, sources and inboxes
+    ("WAITING", "Waiting", "En espera"),
+    ("SENDING", "Sending", "Enviándose"),
+    ("DELIVERED", "Delivered", "Entregado"),
+    ("FAILED", "Failed", "Fallido"),
+    ("up", "up", "activo"),
+    ("down", "down", "caído"),
+    // Schedules
+    ("fired", "fired", "disparada"),
+    ("missed", "missed", "perdida"),
+    ("skipped", "skipped", "omitida"),
+    ("triggered", "triggered", "a mano"),
+    ("run_once", "run once", "ejecutar una vez"),
+    ("catch_up", "catch up", "recuperar todas"),
+    ("skip", "skip", "omitir"),
+    ("allow", "allow", "permitir"),
+    ("queue_one", "queue one", "dejar una en cola"),
+    ("cancel_previous", "cancel previous", "cancelar la anterior"),
+    // Timers of tasks
+    ("silence", "Silence", "Silencio"),
+    ("noProgress", "No progress", "Sin progreso"),
+    ("total", "Time limit", "Tiempo máximo"),
+    ("lifetime", "Lifetime ends", "Fin de vida"),
+    ("poll", "Next poll", "Próxima consulta"),
+    ("remind", "Reminder", "Recordatorio"),
+    ("escalate", "Escalation", "Escalado"),
+    ("expire", "Expires", "Caduca"),
+    // Health
+    ("healthy", "healthy", "correcto"),
+    ("degraded", "degraded", "degradado"),
+    ("unhealthy", "unhealthy", "con problemas"),
+    // Where a limit or an entry of a trace comes from
+    ("system", "system", "sistema"),
+    ("queue", "queue", "cola"),
+    ("type", "type", "tipo"),
+    ("key", "key", "clave"),
+    ("schedule", "schedule", "planificación"),
+    ("task", "task", "tarea"),
+    ("job", "job", "trabajo"),
+    ("webhook", "webhook", "webhook"),
+    ("event", "event", "evento"),
+    ("audit", "audit", "auditoría"),
+    // The log of a job
+    ("created", "created", "creado"),
+    ("queued", "queued", "en cola"),
+    ("limited", "limited", "limitado"),
+    ("scheduled", "scheduled", "reservado"),
+    ("assigned", "assigned", "asignado"),
+    ("started", "started", "iniciado"),
+    ("step_completed", "step completed", "paso terminado"),
+    ("progress", "progress", "progreso"),
+    ("message", "message", "mensaje"),
+    ("retry_scheduled", "retry scheduled", "reintento previsto"),
+    ("retry_success", "retry succeeded", "reintento con éxito"),
+    ("completed", "completed", "completado"),
+    ("failed", "failed", "fallido"),
+    ("timeout", "timed out", "tiempo agotado"),
+    ("orphaned", "worker lost", "worker perdido"),
+    ("expired", "expired", "caducado"),
+    ("cancel_requested", "cancel requested", "cancelación pedida"),
+    ("cancelled", "cancelled", "cancelado"),
+    ("released", "released", "devuelto"),
+    ("recovered", "recovered", "recuperado"),
+    ("stale_report", "stale report", "informe tardío"),
+    ("retried", "retried", "reintentado"),
+    ("patched", "changed", "modificado"),
+    ("parents_done", "dependencies done", "dependencias listas"),
+    ("webhook_sent", "webhook sent", "webhook enviado"),
+    ("webhook_failed", "webhook failed", "webhook fallido"),
+    ("dropped", "dropped", "descartado"),
+];
+
+impl Texts {
+    /// Returns a word of the API in the viewer's language.
+    pub fn word<'a>(&self, word: &'a str) -> &'a str {
+        match WORDS.iter().find(|(known, _, _)| *known == word) {
+            Some((_, english, _)) if self.language() == Language::English => english,
+            Some((_, _, spanish)) => spanish,
+            None => word,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_translated_and_an_unknown_one_is_shown_as_it_is() {
+        let (english, spanish) = (Language::English.texts(), Language::Spanish.texts());
+        assert_eq!((english.word("half_open"), spanish.word("half_open")), ("half open", "semiabierto"));
+        assert_eq!((english.word("MY_STATE"), spanish.word("MY_STATE")), ("MY_STATE", "MY_STATE"));
+        for (index, (word, english, spanish)) in WORDS.iter().enumerate() {
+            assert!(!english.is_empty() && !spanish.is_empty(), "{word}");
+            assert!(WORDS[..index].iter().all(|(other, _, _)| other != word), "{word} has two meanings");
+        }
+    }
+}
