@@ -3,6 +3,8 @@
 (() => {
   const root = document.documentElement;
   const base = root.dataset.base;
+  // Shows what needs this script, also in pages that arrive later.
+  root.classList.add("has-script");
   const spanish = root.lang === "es";
   const main = document.getElementById("main");
 
@@ -45,9 +47,31 @@
     return isTyping || main.querySelector("dialog[open]") || (selection && !selection.isCollapsed && main.contains(selection.anchorNode));
   };
   const keyOf = (row) => row.dataset.key;
-  const swap = (html) => {
+  // New rows of a list wait behind a line, so that they do not move what is being read. Known rows change in place.
+  let newest = null;
+  const hold = (next, html) => {
+    const [list, nextList] = [main, next.content].map((part) => part.querySelector("[data-hold]"));
+    const [body, nextBody] = [list, nextList].map((part) => part && part.querySelector("tbody"));
+    if (!body || !nextBody) return;
+    const known = [...body.querySelectorAll("tr[data-key]")];
+    const arrived = new Map([...nextBody.querySelectorAll("tr[data-key]")].map((row) => [keyOf(row), row]));
+    const fresh = [...arrived.keys()].filter((key) => !known.some((row) => keyOf(row) === key)).length;
+    if (!fresh) return;
+    nextBody.replaceChildren(...known.map((row) => arrived.get(keyOf(row)) || row.cloneNode(true)));
+    const line = document.createElement("div");
+    line.className = "fresh";
+    line.setAttribute("role", "status");
+    const button = document.createElement("button");
+    button.textContent = `${fresh} ${nextList.dataset.hold}`;
+    line.append(button);
+    nextBody.closest(".scroll").before(line);
+    newest = html;
+  };
+  const swap = (html, isAsked) => {
     const next = document.createElement("template");
     next.innerHTML = html;
+    newest = null;
+    if (!isAsked) hold(next, html);
     const rows = new Map([...main.querySelectorAll("tr[data-key]")].map((row) => [keyOf(row), row.innerHTML]));
     const open = new Set([...main.querySelectorAll("details[open][id]")].map((element) => element.id));
     const checked = new Set([...main.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value));
@@ -152,6 +176,7 @@
       navigator.clipboard.writeText(source.textContent).then(() => { copy.textContent = copy.dataset.copied; });
       return;
     }
+    if (newest && event.target.closest(".fresh")) { swap(newest, true); return; }
     const row = event.target.closest("tr[data-key]");
     if (row && !event.target.closest("a, button, input, label, summary") && getSelection().isCollapsed) { const link = row.querySelector("a[href]"); if (link) link.click(); }
   });
@@ -160,7 +185,6 @@
     if (question && !confirm(question)) event.preventDefault();
   });
 
-  for (const element of document.querySelectorAll(".needs-script")) element.classList.remove("hidden");
   // On a narrow screen the pages are a row that scrolls.
   const bar = document.querySelector(".side-inner");
   const current = bar && bar.querySelector("a[aria-current]");

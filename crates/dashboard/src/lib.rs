@@ -45,6 +45,8 @@ use call::InProcess;
 pub struct DashboardConfig {
     /// Path below which a reverse proxy serves Faena, such as `/faena`. Empty: none.
     pub base_path: String,
+    /// The effective configuration: keys, values without secrets, and where each value comes from.
+    pub configuration: Vec<(String, String, String)>,
     /// Whether this server listens with TLS, so that its cookies are never sent in the clear.
     pub has_tls: bool,
 }

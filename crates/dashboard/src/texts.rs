@@ -141,6 +141,7 @@ texts! {
     error_or_progress: "Error or progress", "Error o progreso";
     age: "Age", "Edad";
     ready_to_run: "ready to run", "listo para ejecutarse";
+    new_rows: "new", "nuevos";
     or_text: "or text", "o texto";
     filter_by_state: "Filter by state", "Filtrar por estado";
     understood: "Filter:", "Filtro:";
@@ -206,6 +207,7 @@ texts! {
     unique_key: "Unique key", "Clave única";
     webhook: "Webhook", "Webhook";
     depends_on: "Depends on", "Depende de";
+    event: "Event", "Evento";
     tags: "Tags", "Etiquetas";
     more: "more", "más";
     tags_help: "Tags, separated by commas", "Etiquetas, separadas por comas";
@@ -385,6 +387,9 @@ texts! {
     api_reference: "API reference", "Referencia de la API";
     checks: "Checks", "Comprobaciones";
     configuration: "Configuration", "Configuración";
+    key_title: "Key", "Clave";
+    value: "Value", "Valor";
+    needs_admin: "An API key with the scope admin sees the configuration.", "Una clave de API con el permiso admin ve la configuración.";
 }
 
 impl Texts {

@@ -79,6 +79,12 @@ impl Viewer {
         self.0.sender.has_key()
     }
 
+    /// Returns the configuration of this server, if the viewer may administer it.
+    pub async fn configuration(&self) -> Option<&[(String, String, String)]> {
+        self.get::<Value>("/api/v1/api-keys?limit=1").await.ok()?;
+        Some(&self.0.dashboard.config.configuration)
+    }
+
     pub fn now(&self) -> Timestamp {
         self.0.now
     }

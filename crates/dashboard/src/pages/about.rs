@@ -9,7 +9,7 @@ use crate::{
     error::Failure,
     layout::Page,
     markup::{Look, Markup, badge},
-    table::{Cell, Row, Table, escaped, extra_number_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -47,6 +47,7 @@ struct AboutPage<'a> {
     version: &'static str,
     database: String,
     loops: String,
+    configuration: Option<String>,
 }
 
 pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
@@ -72,6 +73,10 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
         empty: escaped(t.no_loops),
         select_label: None,
     };
+    let configuration = match viewer.configuration().await {
+        Some(rows) => Some(configuration_table(t, rows).render().map_err(Failure::internal)?),
+        None => None,
+    };
     let engine = ready.checks.database["engine"].as_str().unwrap_or_default();
     let page = AboutPage {
         t,
@@ -80,6 +85,19 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
         version: env!("CARGO_PKG_VERSION"),
         database: if engine == "postgres" { "PostgreSQL".into() } else { "SQLite".into() },
         loops: loops.render().map_err(Failure::internal)?,
+        configuration,
     };
     Page::new(t.about, "/about", &page)
+}
+
+fn configuration_table(t: &Texts, rows: &[(String, String, String)]) -> Table {
+    let row = |(key, value, source): &(String, String, String)| Row {
+        key: key.clone(),
+        cells: vec![Cell::text(key).with("main"), Cell::text(value).long(), Cell::text(source).extra()],
+    };
+    Table {
+        columns: vec![text_column(t.key_title), text_column(t.value), extra_column(t.source)],
+        rows: rows.iter().map(row).collect(),
+        ..Table::default()
+    }
 }

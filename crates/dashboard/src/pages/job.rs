@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
+    job_related::{self, Related},
     jobs::{Progress, progress_bar},
     timeline::{self, End, Run},
 };
@@ -143,6 +144,7 @@ struct JobPage<'a> {
     details: Vec<(&'static str, Markup)>,
     payload: String,
     result: Option<String>,
+    related: Related,
     curl: String,
     can: Can,
 }
@@ -169,6 +171,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         details: details(&viewer, &job),
         payload: pretty(&job.payload),
         result: job.result.as_ref().map(pretty),
+        related: job_related::read(&viewer, &job.id, &job.correlation_id, &job.depends_on).await?,
         curl: curl(&job),
         can: Can {
             retry: matches!(job.status.as_str(), "FAILED" | "CANCELLED" | "RETRYING"),
@@ -294,9 +297,6 @@ fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
     add(t.concurrency_key, job.concurrency_key.as_deref().map(escaped));
     add(t.unique_key, job.unique_key.as_deref().map(escaped));
     add(t.webhook, job.webhook_url.as_ref().map(|url| link(format!("/webhooks?jobId={}", job.id), url)));
-    for parent in &job.depends_on {
-        rows.push((t.depends_on, link(format!("/jobs/{}", segment(parent)), short_id(parent))));
-    }
     if !job.tags.is_empty() {
         let tags = job.tags.iter().take(SHOWN_TAGS).map(|tag| link(format!("/jobs?tag={}", segment(tag)), tag));
         let mut parts: Vec<Markup> = tags.collect();

@@ -101,6 +101,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
         clear: format!("{}/jobs", viewer.base()),
         t,
     });
+    page.hold = Some(t.new_rows);
     page.pager = Some(pager(&viewer, "/jobs", &query, list.total, list.jobs.len(), LIMIT));
     page.below = Markup::of(&Actions {
         t,

@@ -6,6 +6,7 @@ mod dead_letters;
 mod events;
 mod job;
 mod job_form;
+mod job_related;
 mod jobs;
 mod keys;
 mod limits;
@@ -93,6 +94,8 @@ pub struct ListPage<'a> {
     /// In the panel, above the table: filters.
     pub filters: Markup,
     pub table: Table,
+    /// Where new rows wait behind a line: the word for them.
+    pub hold: Option<&'static str>,
     pub pager: Option<Pager>,
     /// Below the table: forms.
     pub below: Markup,
@@ -107,6 +110,7 @@ impl<'a> ListPage<'a> {
             tools: none(),
             above: none(),
             filters: none(),
+            hold: None,
             table,
             pager: None,
             below: none(),

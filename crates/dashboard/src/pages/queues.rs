@@ -75,8 +75,8 @@ pub fn queue_table(viewer: &Viewer, queues: &[&Queue]) -> Table {
             extra_column(t.by_priority),
             number_column(t.oldest_title),
             extra_number_column(t.running),
-            Column { title: t.per_minute, class: "num hide hide2" },
-            extra_column(t.settings),
+            extra_number_column(t.per_minute),
+            Column { title: t.settings, class: "hide2" },
         ],
         rows: queues.iter().map(|queue| row(viewer, queue, deepest)).collect(),
         empty: teach(t.no_queues, "curl -X POST http://127.0.0.1:3000/api/v1/jobs -d '{\"name\": \"noop\"}'"),
@@ -101,8 +101,8 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
             Cell::markup(bar(&parts, deepest.max(1) as f64, &label)).extra(),
             Cell::markup(oldest).right(),
             Cell::number(&formats.count(queue.running)).extra(),
-            Cell::number(&rate).extra().with("hide2"),
-            Cell::markup(settings).extra(),
+            Cell::number(&rate).extra(),
+            Cell::markup(settings).with("hide2"),
         ],
     }
 }

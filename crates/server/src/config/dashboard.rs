@@ -11,6 +11,6 @@ impl Config {
         let is_valid = path.chars().all(|character| character.is_ascii_alphanumeric() || "-._~/".contains(character));
         anyhow::ensure!(is_valid, "server.base_path must consist of letters, digits, -, ., _, ~ and /, is {path:?}");
         let base_path = if path.is_empty() { String::new() } else { format!("/{path}") };
-        Ok(DashboardConfig { base_path, has_tls: self.tls_files()?.is_some() })
+        Ok(DashboardConfig { base_path, configuration: self.rows(), has_tls: self.tls_files()?.is_some() })
     }
 }

@@ -266,6 +266,8 @@ async fn with_keys_a_viewer_logs_in_and_other_sites_can_do_nothing() {
     // A key that only reads can change nothing, and administration is closed to it.
     browser.submit("/jobs/new", &[("name", "noop"), ("priority", "NORMAL"), ("payload", "{}")]).await;
     assert_eq!(browser.get("/keys").await.status(), StatusCode::FORBIDDEN);
+    let about = browser.text("/about").await;
+    assert!(about.contains("scope admin sees the configuration") && !about.contains("database.url"), "{about}");
     // A page of another site cannot act with the rights of the viewer, even if the browser sent the cookie.
     let forged = browser.submit_from("/queues/default/pause", &[], "https://evil.example").await;
     assert_eq!(forged.status(), StatusCode::SEE_OTHER);
@@ -338,4 +340,56 @@ async fn a_queued_task_is_shown_in_both_languages() {
         assert!(html.contains(cancel) && !html.contains("/pause\""), "it can be cancelled and not paused: {html}");
         assert!(browser.text("/limits").await.contains("narrow"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_page_is_small() {
+    let shell = Shell::start(&[]).await;
+    for number in 0..50 {
+        shell.faena.submit(json!({"name": "invoice.send", "queue": format!("queue-{number}")})).await;
+    }
+    let get = async |path: &str| {
+        let request = shell.faena.http.get(format!("{}{path}", shell.faena.url));
+        let answer = request.header(header::ACCEPT_ENCODING, "gzip").send().await.unwrap();
+        assert_eq!(answer.headers()[header::CONTENT_ENCODING], "gzip", "{path}");
+        answer.bytes().await.unwrap()
+    };
+    let html = Browser::new(&shell.faena).text("/").await;
+    let mut total = get("/").await.len();
+    for part in html.split(['"', '\'']).filter(|part| part.starts_with("/assets/")) {
+        total += get(part).await.len();
+    }
+    assert!((5_000..100_000).contains(&total), "the first page has {total} bytes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_has_its_dependencies_webhooks_and_events_on_its_page_and_the_server_its_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let sink = "[[sink]]\nname = \"log\"\nkind = \"file\"\npath = \"events.log\"\n";
+    std::fs::write(folder.path().join("faena.toml"), sink).unwrap();
+    let environment =
+        [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_SECRETS", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")];
+    let faena = Faena::start(folder.path(), &environment).await;
+    let parent = faena.submit(json!({"name": "noop", "scheduledAt": "2099-01-01T00:00:00Z"})).await;
+    let child = faena.submit(json!({"name": "load", "dependsOn": [parent]})).await;
+    let mut browser = Browser::new(&faena);
+    let html = browser.text(&format!("/jobs/{child}")).await;
+    let link = format!("href=\"/jobs/{parent}\">noop</a>");
+    assert!(html.contains("Depends on") && html.contains(&link), "{html}");
+    eventually("the event is on the page", async || {
+        browser.text(&format!("/jobs/{child}")).await.contains("job.created").then_some(())
+    })
+    .await;
+    let sent = faena.submit(json!({"name": "noop", "webhookUrl": "http://127.0.0.1:9/hook"})).await;
+    eventually("the webhook is on the page", async || {
+        browser.text(&format!("/jobs/{sent}")).await.contains("href=\"/webhooks/").then_some(())
+    })
+    .await;
+    let about = browser.text("/about").await;
+    assert!(
+        about.contains("database.url")
+            && about.contains("environment FAENA_WEBHOOK_ALLOW")
+            && !about.contains("MfKQ9r8G"),
+        "{about}"
+    );
 }

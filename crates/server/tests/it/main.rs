@@ -12,6 +12,7 @@ mod broker_support;
 #[cfg(target_os = "linux")]
 mod clocks;
 mod bad_input;
+mod browser;
 mod command_line;
 mod connections;
 mod crash;

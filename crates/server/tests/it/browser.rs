@@ -1,0 +1,282 @@
+//! The dashboard in a real browser: what a person does with it, on a large screen and on a phone, and that everybody can use it.
+
+mod axe;
+mod chrome;
+mod seed;
+
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+use crate::{faena::eventually, shell::Shell};
+use chrome::{Chrome, ENTER, ESCAPE, TAB, with_chrome};
+
+/// Rules that depend on the theme or on the width. All others hold for a page however it is shown.
+const VISUAL_RULES: [&str; 3] = ["color-contrast", "link-in-text-block", "scrollable-region-focusable"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_page_is_accessible_in_both_themes_and_fits_a_phone_in_both_languages() {
+    let (shell, seed) = seed::seeded().await;
+    with_chrome(&shell.faena.url, async |chrome| {
+        axe::install(chrome).await;
+        for page in &seed.pages {
+            chrome.set_theme("light").await;
+            chrome.set_width(1280).await;
+            chrome.open(page).await;
+            chrome.assert_fits(page).await;
+            axe::assert_accessible(chrome, page, &[]).await;
+            chrome.set_theme("dark").await;
+            axe::assert_accessible(chrome, page, &VISUAL_RULES).await;
+            chrome.set_width(360).await;
+            chrome.assert_fits(&format!("{page} on a phone")).await;
+            axe::assert_accessible(chrome, page, &VISUAL_RULES).await;
+            chrome.assert_no_errors(page).await;
+        }
+        chrome.set_language("es").await;
+        for page in &seed.pages {
+            chrome.open(page).await;
+            assert_eq!(chrome.js("return document.documentElement.lang").await, "es", "{page}");
+            chrome.assert_fits(&format!("{page} in Spanish on a phone")).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_submits_finds_retries_and_watches_jobs() {
+    let (shell, seed) = seed::seeded().await;
+    with_chrome(&shell.faena.url, async |chrome| {
+        submit_a_job(chrome).await;
+        filter_and_retry(chrome).await;
+        watch_a_list(chrome, &shell).await;
+        pause_a_queue(chrome).await;
+        approve_a_task(chrome, &shell, &seed.task).await;
+        use_the_keyboard(chrome).await;
+        choose_language_and_theme(chrome).await;
+        chrome.assert_no_errors("the tour").await;
+        read_without_script(chrome, &seed.pages).await;
+    })
+    .await;
+}
+
+async fn submit_a_job(chrome: &Chrome) {
+    chrome.open("/").await;
+    chrome.follow("a.btn[href='/jobs/new']").await;
+    chrome.fill("input[name=name]", "report.build").await;
+    chrome.fill("input[name=queue]", "reports").await;
+    chrome.fill("textarea[name=payload]", "{\"month\": 7}").await;
+    chrome.follow("form.panel button.primary").await;
+    assert!(chrome.text(".notice").await.contains("The job was submitted."));
+    assert_eq!(chrome.text("h1").await, "report.build");
+    assert!(chrome.text("#payload").await.contains("\"month\": 7"));
+    assert!(chrome.text(".why").await.starts_with("Why is it not running?"));
+}
+
+async fn filter_and_retry(chrome: &Chrome) {
+    chrome.open("/jobs").await;
+    chrome.fill("input[name=q]", "type:invoice.send state:failed").await;
+    chrome.press(ENTER).await;
+    chrome
+        .until("location.search.includes('invoice.send') && document.querySelectorAll('tbody tr').length === 1")
+        .await;
+    assert!(chrome.text(".understood").await.contains("type: invoice.send"));
+    chrome.follow("a[href*='/jobs/bulk/retry']").await;
+    assert_eq!(chrome.text("h1").await, "Retry: 1 job", "the question says how many");
+    chrome.follow("button.primary").await;
+    assert!(chrome.text(".notice").await.contains("1 job changed"));
+}
+
+/// New rows wait behind a line; rows that change do so in place; nothing is loaded again.
+async fn watch_a_list(chrome: &Chrome, shell: &Shell) {
+    let id = shell.faena.submit(json!({"name": "first.one", "queue": "live"})).await;
+    chrome.open("/jobs?queue=live").await;
+    chrome.js("window.isSamePage = true").await;
+    chrome.until("document.documentElement.classList.contains('is-live')").await;
+    for name in ["second.one", "third.one"] {
+        shell.faena.submit(json!({"name": name, "queue": "live"})).await;
+    }
+    chrome
+        .until("document.querySelector('.fresh') && document.querySelector('.fresh').textContent.trim() === '2 new'")
+        .await;
+    assert_eq!(chrome.js("return document.querySelectorAll('tbody tr').length").await, 1, "what is read does not move");
+    shell.faena.post(&format!("/api/v1/jobs/{id}/cancel"), json!({})).await;
+    chrome.until("document.querySelector('tbody tr .st').textContent === 'Cancelled'").await;
+    chrome.click(".fresh button").await;
+    chrome.until("document.querySelectorAll('tbody tr').length === 3 && !document.querySelector('.fresh')").await;
+    assert_eq!(chrome.js("return window.isSamePage").await, true, "the page was not loaded again");
+}
+
+async fn pause_a_queue(chrome: &Chrome) {
+    chrome.open("/queues").await;
+    chrome.click("#queue-sync summary").await;
+    chrome.follow("form[action='/queues/sync/pause'] button").await;
+    assert!(chrome.text(".notice").await.contains("sync: paused"));
+    assert!(chrome.text("tr[data-key=sync]").await.contains("paused"));
+}
+
+async fn approve_a_task(chrome: &Chrome, shell: &Shell, task: &str) {
+    chrome.open("/approvals").await;
+    chrome.follow("tbody tr a").await;
+    assert!(chrome.text(".decision").await.contains("1. Wrap the upload in a retry.\n2. Test it."));
+    assert!(chrome.js("return document.querySelector('.machine img').naturalWidth").await.as_u64() > Some(100));
+    chrome.fill("input[name=comment]", "go on").await;
+    chrome.follow("button[formaction$='/approve']").await;
+    assert!(chrome.text(".notice").await.contains("Your approval was recorded."));
+    let (_, task) = shell.faena.get(&format!("/api/v1/tasks/{task}")).await;
+    assert!(task["state"].as_str().unwrap().starts_with("EJECUTANDO_CODIGO"), "{task}");
+}
+
+/// Everything can be reached without a mouse, and one sees where one is.
+async fn use_the_keyboard(chrome: &Chrome) {
+    chrome.open("/jobs?queue=live").await;
+    chrome.press(TAB).await;
+    let focused = "document.activeElement";
+    assert_eq!(chrome.js(&format!("return {focused}.textContent")).await, "Skip to the content");
+    chrome.press(ENTER).await;
+    chrome.until("location.hash === '#main'").await;
+    chrome.press("/").await;
+    assert_eq!(chrome.js(&format!("return {focused}.name")).await, "q");
+    chrome.press(ESCAPE).await;
+    chrome.press("jjx").await;
+    assert_eq!(chrome.js("return [...document.querySelectorAll('tbody tr')].findIndex((row) => row.classList.contains('selected'))").await, 1);
+    assert_eq!(chrome.js("return document.querySelectorAll('tbody input:checked').length").await, 1);
+    // Only what is visible has a text. The page has been replaced by the stream meanwhile.
+    assert_eq!(chrome.text("[data-key-action=retry]").await.replace('\n', ""), "Retry selected (1)");
+    chrome.press("k").await;
+    chrome.press(ENTER).await;
+    chrome.until("location.pathname.length > 20 && document.readyState === 'complete'").await;
+    let reached = chrome
+        .js("const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary')];
+             return all.filter((e) => e.offsetParent && e.tabIndex < 0).map((e) => e.outerHTML.slice(0, 100));")
+        .await;
+    assert_eq!(reached, Value::Array(Vec::new()), "every control can be reached with Tab");
+    let mut seen = 0;
+    for _ in 0..30 {
+        chrome.press(TAB).await;
+        let outline = chrome.js(&format!("return getComputedStyle({focused}).outlineStyle")).await;
+        assert_ne!(
+            outline,
+            "none",
+            "the focus is visible: {}",
+            chrome.js(&format!("return {focused}.outerHTML")).await
+        );
+        seen += 1;
+    }
+    assert_eq!(seen, 30);
+}
+
+async fn choose_language_and_theme(chrome: &Chrome) {
+    chrome.open("/jobs").await;
+    let background = "return getComputedStyle(document.body).backgroundColor";
+    chrome.set_theme("light").await;
+    let light = chrome.js(background).await;
+    chrome.set_theme("dark").await;
+    assert_ne!(chrome.js(background).await, light, "the theme of the system");
+    chrome.follow("button[name=theme][value=light]").await;
+    assert_eq!(chrome.js(background).await, light, "the switch decides");
+    chrome.follow("button[name=language][value=es]").await;
+    assert_eq!(chrome.text("h1").await, "Trabajos");
+    chrome.follow("button[name=language][value=en]").await;
+    assert_eq!(chrome.text("h1").await, "Jobs");
+}
+
+async fn read_without_script(chrome: &Chrome, pages: &[String]) {
+    chrome.command("Emulation.setScriptExecutionDisabled", json!({"value": true})).await;
+    for page in pages {
+        chrome.open(page).await;
+        assert_eq!(chrome.js("return document.querySelectorAll('h1').length").await, 1, "{page}");
+        let empty =
+            chrome.js("return [...document.querySelectorAll('time')].filter((e) => !e.textContent).length").await;
+        assert_eq!(empty, 0, "{page}: every time is readable");
+        let hidden = chrome.js("return document.documentElement.classList.contains('is-live')").await;
+        assert_eq!(hidden, false, "{page}: no script runs");
+    }
+    chrome.open("/jobs/new").await;
+    chrome.fill("input[name=name]", "without.script").await;
+    chrome.follow("form.panel button.primary").await;
+    assert_eq!(chrome.text("h1").await, "without.script", "acting works too");
+}
+
+/// Names, queues, tags, errors, payloads, titles and plans that try to break out of the page or its layout.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_data_runs_nothing_and_breaks_no_layout() {
+    let shell = Shell::start(&[]).await;
+    let script = "<script>window.hostile=1</script><img src=x onerror='window.hostile=1'>\"'></textarea></pre>";
+    let stacked = format!("e{}", "\u{301}".repeat(90));
+    let mixed = "שלום\u{202e}gnp.exe مرحبا\u{2066}".to_owned();
+    let names = [script.to_owned(), "W".repeat(100), stacked, mixed];
+    let tags: Vec<String> = (0..32).map(|n| format!("{n}{}", "T".repeat(90))).collect();
+    let mut pages: Vec<String> =
+        ["/", "/jobs", "/queues", "/dead-letters", "/tasks", "/approvals", "/workers", "/schedules"]
+            .map(str::to_owned)
+            .into();
+    for name in &names {
+        // The largest body that the API accepts has 1 MiB.
+        let size = if name == script { 1_000_000 } else { 1_000 };
+        let payload = json!({name: name, "long": "z".repeat(size)});
+        let body = json!({"name": name, "queue": name, "payload": payload, "tags": tags, "correlationId": name});
+        let id = shell.faena.submit(body).await;
+        let task = seed::task(&shell.faena, name, &format!("{name}\n{}", "P".repeat(5_000))).await;
+        let schedule = json!({"name": name, "cronExpression": "0 2 * * *", "jobName": name, "queue": name});
+        let (status, schedule) = shell.faena.post("/api/v1/schedules", schedule).await;
+        assert_eq!(status, StatusCode::CREATED, "{schedule}");
+        let body = json!({"name": name, "capabilities": [name], "queues": [name]});
+        let (_, worker) = shell.faena.post("/api/v1/workers/register", body).await;
+        let worker = worker["workerId"].as_str().unwrap();
+        let (_, claimed) =
+            shell.faena.post(&format!("/api/v1/workers/{worker}/claim"), json!({"max": 1, "waitMs": 5000})).await;
+        let failure = json!({"run": claimed["jobs"][0]["run"], "error": format!("{name} {}", "E".repeat(3_000)), "retryable": false});
+        let (status, answer) = shell.faena.post(&format!("/api/v1/workers/{worker}/jobs/{id}/fail"), failure).await;
+        assert!(status.is_success(), "{answer}");
+        pages.extend([
+            format!("/jobs/{id}"),
+            format!("/jobs/new?from={id}"),
+            format!("/tasks/{task}"),
+            format!("/workers/{worker}"),
+            format!("/schedules/{}", schedule["id"].as_str().unwrap()),
+        ]);
+    }
+    eventually("the jobs have failed", async || {
+        let (_, list) = shell.faena.get("/api/v1/jobs?status=FAILED").await;
+        (list["total"] == names.len()).then_some(())
+    })
+    .await;
+    with_chrome(&shell.faena.url, async |chrome| {
+        for page in &pages {
+            chrome.open(page).await;
+            for width in [1280, 360] {
+                chrome.set_width(width).await;
+                chrome.assert_fits(&format!("{page} at {width}")).await;
+                assert_eq!(chrome.js("return window.hostile === undefined").await, true, "{page}");
+                assert_eq!(
+                    chrome.js("return document.querySelectorAll('main img[src=x], main script').length").await,
+                    0,
+                    "{page}"
+                );
+            }
+            chrome.assert_no_errors(page).await;
+        }
+        too_much(chrome).await;
+    })
+    .await;
+}
+
+/// More than the API accepts is rejected with a reason, and what was typed stays.
+async fn too_much(chrome: &Chrome) {
+    chrome.open("/jobs/new").await;
+    let tags: Vec<String> = (0..10_000).map(|n| format!("t{n}")).collect();
+    let script = "const [tags] = arguments;
+        const name = document.querySelector('input[name=name]');
+        name.removeAttribute('maxlength');
+        name.value = 'n'.repeat(300);
+        document.querySelector('input[name=tags]').value = tags;";
+    chrome.js_with(script, json!([tags.join(",")])).await;
+    chrome.follow("form.panel button.primary").await;
+    let notice = chrome.text(".notice.error").await;
+    assert!(
+        notice.contains("name: must have 1 to 100 characters") && notice.contains("tags: must be between 0 and 32"),
+        "{notice}"
+    );
+    assert_eq!(chrome.js("return document.querySelector('input[name=name]').value.length").await, 300);
+    chrome.assert_fits("a form with 10 000 tags").await;
+    assert!(chrome.text("main").await.len() < 20_000, "the page shows the reason, not the data");
+}
