@@ -101,6 +101,8 @@ pub struct GrantedJob {
     pub lane: i32,
     pub owner: Uuid,
     pub run: i64,
+    /// Whether it was taken from here, so that its entries have moved already.
+    pub was_taken: bool,
     /// Until when the entry counts without a look at the database.
     pub lease_until_ms: i64,
 }

@@ -8,7 +8,7 @@ use std::{
 
 use faena_domain::{JobId, Rules, Timestamp};
 use faena_queue::{GrantedJob, LaneTake, Move, Placement, QueueError, ReadyEntry, TakeRequest, TakenJob};
-use faena_store::{ClaimCandidate, ClaimRequest, ClaimResult, Lane, Owner, QueuePlace, Store, StoreError};
+use faena_store::{ClaimCandidate, ClaimRequest, ClaimResult, Lane, LaneId, Owner, QueuePlace, Store, StoreError};
 use uuid::Uuid;
 
 use super::{JobQueue, RedisDispatch, offset, score};
@@ -41,32 +41,41 @@ impl JobQueue {
     }
 }
 
+/// What a request has taken.
+#[derive(Clone, Default)]
+struct Taken {
+    jobs: Vec<TakenJob>,
+    lanes: Vec<LaneId>,
+    /// Whether Redis gave as many as were wanted, so that it may have more.
+    is_full: bool,
+}
+
 impl RedisDispatch {
     /// Takes jobs for the requests from the lanes without keys whose queues are not paused.
-    async fn take(
-        &self,
-        engine: &Engine,
-        requests: &[ClaimRequest],
-        now: Timestamp,
-    ) -> Result<Vec<Vec<TakenJob>>, QueueError> {
+    async fn take(&self, engine: &Engine, requests: &[ClaimRequest], now: Timestamp) -> Result<Vec<Taken>, QueueError> {
         let rules = engine.store.rules();
         let first_queue = self.first_queue.fetch_add(1, Ordering::Relaxed);
         let takes: Vec<TakeRequest> = requests
             .iter()
-            .map(|request| TakeRequest {
-                owner: worker_of(engine, request.owner),
-                limit: request.limit,
-                first_queue,
-                lanes: take_lanes(&engine.dispatch.lanes, request, &rules),
+            .map(|request| {
+                let lanes = dispatched_lanes(&engine.dispatch.lanes, request, &rules);
+                TakeRequest {
+                    owner: worker_of(engine, request.owner),
+                    limit: take_limit(&lanes, request.limit, &rules),
+                    first_queue,
+                    lanes: take_lanes(&lanes, &rules),
+                }
             })
             .collect();
         let (numbers, wanted): (Vec<usize>, Vec<TakeRequest>) =
             takes.into_iter().enumerate().filter(|(_, take)| !take.lanes.is_empty()).unzip();
-        let mut taken = vec![Vec::new(); requests.len()];
+        let mut taken = vec![Taken::default(); requests.len()];
         if !wanted.is_empty() {
             let lease_until = now.plus_ms(ms(TAKE_LEASE)).as_ms();
-            for (number, jobs) in numbers.into_iter().zip(self.redis.take(&wanted, lease_until).await?) {
-                taken[number] = jobs;
+            let found = self.redis.take(&wanted, lease_until).await?;
+            for ((number, jobs), take) in numbers.into_iter().zip(found).zip(&wanted) {
+                let lanes = take.lanes.iter().map(|lane| lane.lane).collect();
+                taken[number] = Taken { is_full: jobs.len() >= take.limit, jobs, lanes };
             }
         }
         Ok(taken)
@@ -77,12 +86,12 @@ impl RedisDispatch {
         &self,
         engine: &Engine,
         mut requests: Vec<ClaimRequest>,
-        taken: Vec<Vec<TakenJob>>,
+        taken: Vec<Taken>,
         now: Timestamp,
     ) -> Result<Vec<ClaimResult>, StoreError> {
         let lanes = &engine.dispatch.lanes;
-        for (request, jobs) in requests.iter_mut().zip(&taken) {
-            request.candidates = Some(jobs.iter().filter_map(|job| candidate(lanes, job)).collect());
+        for (request, taken) in requests.iter_mut().zip(&taken) {
+            request.candidates = Some(taken.jobs.iter().filter_map(|job| candidate(lanes, job)).collect());
         }
         let limits: Vec<usize> = requests.iter().map(|request| request.limit).collect();
         let owners: Vec<Uuid> = requests.iter().map(|request| worker_of(engine, request.owner)).collect();
@@ -90,7 +99,7 @@ impl RedisDispatch {
             Ok(claims) => claims,
             Err(error) => {
                 // What was claimed although no answer came is found out when it is taken again.
-                self.send(taken.into_iter().flatten().map(Move::Put).collect()).await;
+                self.send(taken.into_iter().flat_map(|taken| taken.jobs).map(Move::Put).collect()).await;
                 return Err(error);
             }
         };
@@ -99,18 +108,20 @@ impl RedisDispatch {
         let mut limited = Vec::new();
         let mut refused = Vec::new();
         for (at, claim) in claims.iter().enumerate() {
+            let known: HashSet<Uuid> = taken[at].jobs.iter().map(|job| job.id).collect();
             granted.extend(claim.jobs.iter().map(|job| {
                 let (id, lane, run) = (job.id.0, job.lane, job.run);
-                Move::Grant(GrantedJob { id, lane, owner: owners[at], run, lease_until_ms })
+                let was_taken = known.contains(&id);
+                Move::Grant(GrantedJob { id, lane, owner: owners[at], run, was_taken, lease_until_ms })
             }));
             let ids: HashSet<JobId> = claim.jobs.iter().map(|job| job.id).collect();
-            let held: HashSet<i32> = claim.limited.iter().map(|limited| limited.lane).collect();
-            let left = taken[at].iter().copied().filter(|job| !ids.contains(&JobId(job.id)));
+            let held: HashSet<LaneId> = claim.limited.iter().map(|limited| limited.lane).collect();
+            let left = taken[at].jobs.iter().copied().filter(|job| !ids.contains(&JobId(job.id)));
             let (delayed, unknown): (Vec<TakenJob>, Vec<TakenJob>) =
                 left.partition(|job| claim.rejected || held.contains(&job.lane));
-            // Redis gave all that was wanted, so it may have more.
-            if !unknown.is_empty() && taken[at].len() >= limits[at] {
-                unknown.iter().for_each(|job| lanes.add(job.lane));
+            // The dispatcher takes a lane for empty if it gets less than it asked for. Redis may have more of these.
+            if taken[at].is_full && claim.jobs.len() < limits[at] && !claim.rejected {
+                taken[at].lanes.iter().filter(|lane| !held.contains(lane)).for_each(|lane| lanes.add(*lane));
             }
             limited.extend(delayed.into_iter().map(Move::Put));
             refused.extend(unknown);
@@ -134,10 +145,11 @@ impl RedisDispatch {
         let mut moves = Vec::with_capacity(refused.len());
         for (job, place) in refused.into_iter().zip(places) {
             moves.push(match place {
-                QueuePlace::Ready { lane, ready_at } => match lanes.lane(lane) {
-                    Some(known) => Move::Put(ReadyEntry { id: job.id, lane, score: score(&known, ready_at) }),
-                    None => Move::Put(job),
-                },
+                QueuePlace::Ready { lane, ready_at } => {
+                    lanes.add(lane);
+                    let actual = lanes.lane(lane).map(|known| score(&known, ready_at)).unwrap_or(job.score);
+                    Move::Put(ReadyEntry { id: job.id, lane, score: actual })
+                }
                 QueuePlace::Delayed { lane, due_at } => {
                     Move::Delay(ReadyEntry { id: job.id, lane, score: due_at.as_ms() })
                 }
@@ -166,13 +178,28 @@ impl RedisDispatch {
     }
 }
 
-/// Returns the lanes of a request that Redis dispatches, with the numbers of their queues and the order inside them.
-fn take_lanes(lanes: &ReadyLanes, request: &ClaimRequest, rules: &Rules) -> Vec<LaneTake> {
-    let mut queues: HashMap<String, usize> = HashMap::new();
+/// Returns the lanes of a request that Redis dispatches, by queue.
+fn dispatched_lanes(lanes: &ReadyLanes, request: &ClaimRequest, rules: &Rules) -> Vec<Arc<Lane>> {
     let mut known: Vec<Arc<Lane>> = request.lanes.iter().filter_map(|lane| lanes.lane(*lane)).collect();
     known.retain(|lane| !lane.keyed && rules.pause(&lane.queue).is_none());
     known.sort_by(|one, other| (&one.queue, one.id).cmp(&(&other.queue, other.id)));
     known.dedup_by_key(|lane| lane.id);
+    known
+}
+
+/// Returns how many jobs to take: no more than the limits can ever admit at once, and one more to see whether any is delayed.
+fn take_limit(lanes: &[Arc<Lane>], wanted: usize, rules: &Rules) -> usize {
+    let most = lanes.iter().map(|lane| {
+        let limits = rules.lane_limits(&lane.queue, &lane.kind).into_iter();
+        let bounds = limits.flat_map(|(_, limit)| [limit.concurrency, limit.rate.map(|rate| rate.count)]).flatten();
+        bounds.min().map_or(wanted, |bound| (bound as usize).saturating_add(1))
+    });
+    most.max().unwrap_or(wanted).min(wanted)
+}
+
+/// Returns the numbers of the queues of these lanes, and the order inside them.
+fn take_lanes(known: &[Arc<Lane>], rules: &Rules) -> Vec<LaneTake> {
+    let mut queues: HashMap<String, usize> = HashMap::new();
     let takes = known.iter().map(|lane| {
         let count = queues.len();
         let queue = *queues.entry(lane.queue.clone()).or_insert(count);

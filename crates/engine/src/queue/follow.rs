@@ -1,9 +1,10 @@
 //! Passes what has changed in the database on to Redis, many changes in one round trip.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use faena_queue::{Move, Placement, ReadyEntry};
 use faena_store::{LaneId, QueueChange, QueueChangeKind};
+use uuid::Uuid;
 
 use super::{RedisDispatch, score};
 use crate::{Engine, EngineError, Round};
@@ -36,13 +37,24 @@ pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
     let mut ordered: Vec<(u64, Move)> = changes.iter().filter_map(|change| entry(engine, change)).collect();
     ordered.extend(moves);
     ordered.sort_by_key(|(stamp, _)| *stamp);
-    let moves: Vec<Move> = ordered.into_iter().map(|(_, one)| one).collect();
+    let moves = without_ended_grants(ordered.into_iter().map(|(_, one)| one).collect());
     match redis.redis.apply(&moves, Placement::Now).await {
         Ok(_) => engine.store.signal_ready(&lanes.into_iter().collect::<Vec<_>>()),
         // Comparing with the database finds all of them.
         Err(error) => redis.record_failure(&error),
     }
     Ok(Round { handled, more, next_at: None })
+}
+
+/// Leaves out the grants of jobs that have ended already: their ends remove the entries.
+fn without_ended_grants(moves: Vec<Move>) -> Vec<Move> {
+    let ended: HashSet<(Uuid, i64)> = moves
+        .iter()
+        .filter_map(|one| if let Move::Finish(job) = one { Some((job.id, job.run)) } else { None })
+        .collect();
+    let is_needed =
+        |one: &Move| !matches!(one, Move::Grant(job) if job.was_taken && ended.contains(&(job.id, job.run)));
+    moves.into_iter().filter(is_needed).collect()
 }
 
 fn entry(engine: &Engine, change: &QueueChange) -> Option<(u64, Move)> {

@@ -25,6 +25,8 @@ const PAGE: usize = 1_000;
 const DELAYED_PAGES: usize = 20;
 /// Number of entries from which on a lane is long.
 const LONG_LANE: u64 = 20_000;
+/// Repaired entries from which on a person may want to know: fewer may be changes that happened during the comparison.
+const NOTABLE_DRIFT: u64 = 100;
 /// Most workers in the registry.
 const MAX_WORKERS: usize = 1_000;
 
@@ -76,6 +78,8 @@ impl RedisDispatch {
         if began.must_fill {
             self.figures.fills.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(entries = drift, "queue in Redis was empty and is filled from the database");
+        } else if drift >= NOTABLE_DRIFT {
+            tracing::warn!(entries = drift, "queue in Redis had lost entries, repaired from the database");
         } else if drift > 0 {
             tracing::info!(entries = drift, "queue in Redis repaired");
         }

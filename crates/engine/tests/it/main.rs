@@ -6,6 +6,7 @@ mod approval_webhooks;
 mod bulk;
 mod driver;
 mod event_reader;
+mod failover_redis;
 mod http;
 mod inbox;
 mod limits;

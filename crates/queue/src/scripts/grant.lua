@@ -4,12 +4,19 @@
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
   return redis.error_reply('NOTFILLED the queue is not filled')
 end
-for i = 3, #ARGV, 3 do
-  local id = ARGV[i]
-  redis.call('ZREM', KEYS[2], id)
-  redis.call('ZREM', KEYS[8], id)
-  redis.call('HSET', KEYS[4], id, ARGV[i + 1])
-  redis.call('ZADD', KEYS[5], ARGV[2], id)
-  redis.call('HSET', KEYS[6], id, ARGV[i + 2])
+for from = 3, #ARGV, 1500 do
+  local ids, owners, leases, runs = {}, {}, {}, {}
+  for i = from, math.min(from + 1499, #ARGV), 3 do
+    local id = ARGV[i]
+    ids[#ids + 1] = id
+    owners[#owners + 1], owners[#owners + 2] = id, ARGV[i + 1]
+    leases[#leases + 1], leases[#leases + 2] = ARGV[2], id
+    runs[#runs + 1], runs[#runs + 2] = id, ARGV[i + 2]
+  end
+  redis.call('ZREM', KEYS[2], unpack(ids))
+  redis.call('ZREM', KEYS[8], unpack(ids))
+  redis.call('HSET', KEYS[4], unpack(owners))
+  redis.call('ZADD', KEYS[5], unpack(leases))
+  redis.call('HSET', KEYS[6], unpack(runs))
 end
 return (#ARGV - 2) / 3

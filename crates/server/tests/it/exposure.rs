@@ -120,6 +120,7 @@ fn secrets_in_the_urls_of_a_configuration_file_are_never_shown() {
         [
             format!("[llm]\nbase_url = {url:?}\nmodel = \"m\"\n"),
             format!("[traces]\nendpoint = {url:?}\n"),
+            format!("[queue]\nredis_url = {url:?}\n"),
             format!("[[outbox.source]]\nname = \"a\"\nurl = {url:?}\n"),
             format!("[[sink]]\nname = \"a\"\nkind = \"webhook\"\ntypes = [\"job.*\"]\nurl = {url:?}\n"),
             format!("[[sink]]\nname = \"a\"\nkind = \"redis\"\ntypes = [\"job.*\"]\nurl = {url:?}\nkey = \"k\"\n"),

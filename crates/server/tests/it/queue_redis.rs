@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
 use crate::{
@@ -99,6 +100,54 @@ async fn two_postgres_nodes_dispatch_from_one_redis() {
         workers.insert(job["workerId"].as_str().unwrap().to_owned());
     }
     assert_eq!(workers.len(), 2, "both nodes run jobs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_with_tls_checks_the_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(vec!["127.0.0.1".into()]).unwrap().self_signed(&key).unwrap();
+    let [certificate_file, key_file] = ["redis.crt", "redis.key"].map(|name| folder.path().join(name));
+    std::fs::write(&certificate_file, certificate.pem()).unwrap();
+    std::fs::write(&key_file, key.serialize_pem()).unwrap();
+    let port = crate::ports::free_port();
+    let [certificate_file, key_file] = [&certificate_file, &key_file].map(|path| path.to_str().unwrap());
+    let settings =
+        format!("tls-port {port}\ntls-cert-file {certificate_file}\ntls-key-file {key_file}\ntls-auth-clients no\n");
+    let _broker = Broker::redis(&settings).await;
+    let url = format!("rediss://127.0.0.1:{port}");
+    let environment = with_redis(&url, &[("PORT", "0")]);
+    let (code, _, error) = output_parts(&run(folder.path(), &environment, &["serve"]));
+    assert!(code == 2 && error.contains("is not available"), "nobody vouches for the certificate: {error}");
+    let trusting = with_redis(&url, &[("SSL_CERT_FILE", certificate_file)]);
+    let faena = Faena::start(folder.path(), &trusting).await;
+    let id = faena.submit(json!({"name": "noop"})).await;
+    faena.wait_for_state(&id, "COMPLETED").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn evicted_entries_are_restored() {
+    let broker = Broker::redis("").await;
+    let (url, folder) = (broker.url(), tempfile::tempdir().unwrap());
+    let environment = with_redis(&url, &[("WORKER_CONCURRENCY", "1")]);
+    let faena = Faena::start(folder.path(), &environment).await;
+    let blocker = faena.submit(json!({"name": "sleep", "payload": {"ms": 600_000}})).await;
+    faena.wait_for_state(&blocker, "PROCESSING").await;
+    let jobs: Vec<Value> = (0..200).map(|_| json!({"name": "noop"})).collect();
+    let (_, batch) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
+    eventually("the entries", async || (redis(&url, "ZCARD scheduler:queue:priority") == ":200\r\n").then_some(()))
+        .await;
+    // What an eviction does: whole keys disappear.
+    redis(&url, "EVAL \"for _, k in ipairs(redis.call('KEYS', 'scheduler:queue:*')) do redis.call('DEL', k) end\" 0");
+    eventually("the restored entries", async || {
+        (redis(&url, "ZCARD scheduler:queue:priority") == ":200\r\n").then_some(())
+    })
+    .await;
+    faena.post(&format!("/api/v1/jobs/{blocker}/cancel"), json!({})).await;
+    for id in batch["ids"].as_array().unwrap() {
+        faena.wait_for_state(id.as_str().unwrap(), "COMPLETED").await;
+    }
+    assert!(faena.log().contains("queue in Redis had lost entries"), "{}", faena.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -90,7 +90,7 @@ async fn the_life_of_a_job_passes_through_the_sets() {
     put(&queue, &[entry]).await;
     assert_eq!(counts(&queue).await, (1, 0, 0, 0), "promoted in one step");
     queue.take(&[request(1, &[(1, 0, 0)])], 10).await.unwrap();
-    let granted = GrantedJob { id: entry.id, lane: 1, owner: Uuid::nil(), run: 7, lease_until_ms: 50 };
+    let granted = GrantedJob { id: entry.id, lane: 1, owner: Uuid::nil(), run: 7, was_taken: true, lease_until_ms: 50 };
     let finished = FinishedJob { id: entry.id, run: 6, result: RunResult::Other, at_ms: 60 };
     queue.apply(&[Move::Grant(granted), Move::Finish(finished)], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 0, 1, 0), "the end of an earlier run changes nothing");
