@@ -26,7 +26,7 @@ use crate::{
 pub const FORMAT: u32 = 1;
 
 /// Most jobs of one call of a script: a script blocks the whole server.
-const JOBS_PER_CALL: usize = 1_000;
+const JOBS_PER_CALL: usize = 500;
 
 pub struct RedisQueueOptions {
     pub address: RedisAddress,

@@ -10,7 +10,7 @@ use super::{RedisDispatch, score};
 use crate::{Engine, EngineError, Round};
 
 /// Most changes of one round trip.
-const BATCH: usize = 2_000;
+const BATCH: usize = 1_000;
 
 pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
     let Some(redis) = &engine.queue.redis else { return Ok(Round::default()) };

@@ -25,6 +25,8 @@ const PAGE: usize = 1_000;
 const DELAYED_PAGES: usize = 20;
 /// Number of entries from which on a lane is long.
 const LONG_LANE: u64 = 20_000;
+/// How much later than the beginning of a comparison a job may have become ready to be added by it: clocks of nodes differ.
+const OVERLAP_MS: i64 = 500;
 /// Repaired entries from which on a person may want to know: fewer may be changes that happened during the comparison.
 const NOTABLE_DRIFT: u64 = 100;
 /// Most workers in the registry.
@@ -66,7 +68,8 @@ impl RedisDispatch {
         }
         let counts = engine.store.counts().await?;
         let stats = self.redis.stats(numbers).await?;
-        let mut comparison = Comparison { engine, dispatch: self, full: must_fill, drift: 0, filled: HashSet::new() };
+        let mut comparison =
+            Comparison { engine, dispatch: self, full: must_fill, began_at: now, drift: 0, filled: HashSet::new() };
         comparison.leases(now).await?;
         comparison.ready(lanes, &counts, &stats).await?;
         comparison.delayed(&counts, &stats).await?;
@@ -125,6 +128,7 @@ struct Comparison<'a> {
     dispatch: &'a RedisDispatch,
     /// Whether every set is read, even if its size is right.
     full: bool,
+    began_at: Timestamp,
     /// Entries added or removed.
     drift: u64,
     /// Lanes that got entries.
@@ -164,7 +168,9 @@ impl Comparison<'_> {
         let mut after = None;
         let mut added = 0;
         loop {
-            let page = self.engine.store.ready_page(lane.id, after, PAGE).await?;
+            let mut page = self.engine.store.ready_page(lane.id, after, PAGE).await?;
+            // Later ones are passed on by `follow.rs`. Added here too, they would be put back after they have run.
+            page.retain(|position| position.at <= self.began_at.plus_ms(OVERLAP_MS));
             let entry = |at, id: JobId| Move::Put(ReadyEntry { id: id.0, lane: lane.id, score: score(lane, at) });
             let moves: Vec<Move> = page.iter().map(|position| entry(position.at, position.id)).collect();
             let new = self.dispatch.redis.apply(&moves, Placement::Fill).await?;
