@@ -152,7 +152,7 @@ mod tests {
             column("d", "x", Some("point"), 0),
             column("metrics_lease", "id", Some("int2"), 0),
         ];
-        let error = tables(&source, &target).unwrap_err().to_string();
+        let error = tables(&source, &target).expect_err("refused").to_string();
         for expected in [
             "table c is missing on PostgreSQL",
             "table d is missing on SQLite",
@@ -163,7 +163,7 @@ mod tests {
         }
         assert!(!error.contains("metrics_lease"), "{error}");
         let unknown = [column("a", "x", Some("point"), 0)];
-        let error = tables(&source[..1], &unknown).unwrap_err().to_string();
+        let error = tables(&source[..1], &unknown).expect_err("refused").to_string();
         assert!(error.contains("column a.x has a type that cannot be moved"), "{error}");
     }
 
@@ -171,7 +171,7 @@ mod tests {
     fn rows_are_read_in_the_order_of_the_key_so_that_a_number_of_rows_is_a_position() {
         let source = [column("counter", "lane", None, 2), column("counter", "n", None, 1)];
         let target = ["shard", "lane", "n"].map(|name| column("counter", name, Some("int8"), 0));
-        let table = tables(&source, &target).unwrap().remove(0);
+        let table = tables(&source, &target).expect("tables").remove(0);
         assert_eq!(
             table.sqlite_select(7),
             "SELECT 0, \"lane\", \"n\" FROM \"counter\" ORDER BY \"n\", \"lane\" LIMIT -1 OFFSET 7"

@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_value_that_postgres_cannot_store_is_an_error_or_is_replaced() {
-        let error = |kind, value| Value::from_sqlite(kind, value).unwrap_err();
+        let error = |kind, value| Value::from_sqlite(kind, value).expect_err("refused");
         assert_eq!(error(Kind::Int2, ValueRef::Integer(40_000)), "the number 40000 does not fit");
         assert!(error(Kind::Id, ValueRef::Blob(b"short")).contains("length"));
         assert!(error(Kind::Ids, ValueRef::Blob(&[0; 17])).contains("not a Ids"));
