@@ -77,7 +77,7 @@ impl Charge {
         Charge { permits: PollSemaphore::new(budget.permits.clone()), held: None, deadline: None }
     }
 
-    /// Takes what is missing for `bytes` in total. Fails after [`MAX_WAIT`], or if the whole budget is smaller.
+    /// Takes what is missing for `bytes` in total. Fails after 2 s, or if the whole budget is smaller.
     pub fn poll_cover(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), Exhausted>> {
         let needed = bytes.saturating_sub(FREE_BYTES).div_ceil(STEP_BYTES);
         let missing = needed.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
