@@ -105,7 +105,7 @@ async fn a_node_with_the_api_can_have_the_second_port_too() {
     let other = tempfile::tempdir().unwrap();
     let environment = [("FAENA_SERVER_ROLES", "worker"), ("FAENA_HEALTH_PORT", port(&taken))];
     let (code, _, stderr) = output_parts(&run(other.path(), &environment, &["serve"]));
-    assert!(code == 2 && stderr.contains("choose another with FAENA_HEALTH_PORT"), "{stderr}");
+    assert!(code == 2 && stderr.contains("choose another port with FAENA_HEALTH_PORT"), "{stderr}");
     let never = [("FAENA_SERVER_ROLES", "worker"), ("FAENA_HEALTH_MODE", "never")];
     let (code, _, stderr) = output_parts(&run(other.path(), &never, &["health"]));
     assert!(code == 2 && stderr.contains("health.mode"), "{stderr}");

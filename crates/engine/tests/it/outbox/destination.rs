@@ -56,7 +56,7 @@ impl Queue {
 #[async_trait]
 impl Destination for Queue {
     async fn arrived(&self) -> Vec<Arrived> {
-        let (_connection, channel) = channel(&self.url).await;
+        let (connection, channel) = channel(&self.url).await;
         let passive = QueueDeclareOptions { passive: true, ..Default::default() };
         let queue = channel.queue_declare(self.name.as_str().into(), passive, FieldTable::default()).await.unwrap();
         let count = queue.message_count() as usize;
@@ -67,7 +67,10 @@ impl Destination for Queue {
             let delivery = delivery.unwrap();
             Arrived::new(delivery.properties.message_id().as_ref().unwrap().as_str(), &delivery.data)
         });
-        arrived.collect().await
+        let arrived = arrived.collect().await;
+        // A consumer that the broker still knows would take the messages of the next call.
+        connection.close(200, "read".into()).await.unwrap();
+        arrived
     }
 }
 
