@@ -149,7 +149,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::Validate(create) => {
             let api = Api::new(&create.connection)?.with_options(FIELD_OPTIONS);
             let request = api.post("/api/v1/schedules/validate").json_text(create.options.create_body()?);
-            let describe = |valid: &ValidSchedule| format!("{}\n{}", valid.explanation, runs(&valid.next_runs));
+            let describe = |valid: &ValidSchedule| format!("{}\n{}", wrap(&valid.explanation), runs(&valid.next_runs));
             api.show(request, describe).await
         }
         Command::Show(arguments) => show(arguments).await,
@@ -175,7 +175,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::Preview(preview) => {
             let api = Api::new(&preview.connection)?;
             let path = path(&api, &preview.schedule, "/preview").await?;
-            let describe = |list: &RunList| format!("{}\n{}", list.explanation, runs(&list.next_runs));
+            let describe = |list: &RunList| format!("{}\n{}", wrap(&list.explanation), runs(&list.next_runs));
             api.show(api.get(&path).query("count", preview.count), describe).await
         }
         Command::Ticks(arguments) => {
