@@ -201,7 +201,8 @@ async fn every_alert_fires_in_an_outage_and_every_panel_has_data_with_services()
     let jobs: Vec<(&str, &str)> = jobs.iter().map(|(job, target)| (*job, target.as_str())).collect();
     let prometheus_folder = tempfile::tempdir().unwrap();
     let prometheus = Prometheus::start(prometheus_folder.path(), &jobs);
-    eventually("the first scrape", async || prometheus.has_answer("up == 1").await.then_some(())).await;
+    // A counter that grows before its first scrape has no rate.
+    eventually("the first scrape", async || prometheus.has_answer("up{job=\"faena\"} == 1").await.then_some(())).await;
     submit_jobs(&faena).await;
     create_tasks(&faena).await;
 

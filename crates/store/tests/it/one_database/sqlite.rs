@@ -94,7 +94,7 @@ async fn a_folder_that_cannot_be_created_is_named() {
     let text = setup_error(&url(folder.path()), StoreOptions::default()).await;
     assert!(text.contains("cannot open"), "a folder is not a file: {text}");
     for bad in ["sqlite:", "mysql://x", ""] {
-        assert!(setup_error(bad, StoreOptions::default()).await.contains("the database URL is not valid"), "{bad}");
+        assert!(setup_error(bad, StoreOptions::default()).await.contains("database URL"), "{bad}");
     }
 }
 
