@@ -14,8 +14,8 @@ COPY . .
 # The caches speed up the next build and are not part of the image.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/source/target \
-    cargo build --release --locked --package faena-server \
-    && install -D target/release/faena /image/usr/local/bin/faena \
+    cargo build --profile dist --locked --package faena-server \
+    && install -D target/dist/faena /image/usr/local/bin/faena \
     && install -d -m 0700 -o 65532 -g 65532 /image/var/lib/faena
 
 # hadolint ignore=DL3006

@@ -121,7 +121,7 @@ impl Git {
             command.env_remove(name);
         }
         command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C");
-        // Git must not find a repository around the folder: the workdir may be inside of a person's checkout.
+        // Git must not find a repository around the folder: the workdir may be inside another checkout.
         if let Some(parent) = folder.parent() {
             command.env("GIT_CEILING_DIRECTORIES", parent);
         }

@@ -23,10 +23,10 @@ pub struct Usage {
     pub processes: u64,
 }
 
-/// What this system can keep a command from.
+/// How far this system can isolate a command.
 #[derive(Clone, Debug)]
 pub struct Isolation {
-    /// What goes before the command.
+    /// The words that precede the command.
     wrapper: Vec<String>,
     pub network: Network,
     /// Whether the processes have their own process ids, so that none can survive its first process.
@@ -112,7 +112,7 @@ async fn succeeds(wrapper: &[String], command: &[&str]) -> bool {
     matches!(status, Ok(Ok(status)) if status.success())
 }
 
-/// Waits until the tree below `root` exceeds a limit, and says which. Without limits it waits for ever.
+/// Waits until the tree below `root` exceeds a limit, and says which. Without limits it waits forever.
 pub async fn watch(root: Option<u32>, usage: Option<Usage>) -> String {
     let (Some(root), Some(usage)) = (root, usage) else { return std::future::pending().await };
     loop {

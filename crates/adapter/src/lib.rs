@@ -1,9 +1,9 @@
-//! The programs that take part in a coding task: the smith makes plans and changes, the sandbox tests them, and the gateway
-//! connects a web front.
+//! The programs that carry out a coding task: the smith makes plans and changes, the sandbox tests them, and the gateway
+//! connects a web page.
 //!
-//! A service learns from messages that a task changed, and from the task itself what to do. What it has accepted, and what it has
-//! produced, is on disk before it continues, so that a killed service continues where it was: interrupted work starts again, and a
-//! result that was sent has the same id when it is sent again.
+//! A message tells a service that a task changed; the service then reads the task to find out what to do. It writes accepted work
+//! and results to disk before it continues, so that a killed service resumes: interrupted work starts again, and a result that is
+//! sent again has the same id.
 
 mod options;
 mod words;
@@ -51,7 +51,7 @@ pub enum Command {
 #[error("{0}")]
 pub struct CannotStart(pub String);
 
-/// Exit code of an invalid set-up.
+/// Exit code for an invalid configuration.
 const USAGE: u8 = 2;
 
 /// Runs an adapter until SIGTERM or Ctrl-C.

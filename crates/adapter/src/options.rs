@@ -22,7 +22,7 @@ pub struct ServiceArguments {
     /// Maximum number of commands that run concurrently
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     pub concurrency: u16,
-    /// Heartbeat interval; less than half the silence that the machine allows
+    /// Heartbeat interval; less than half of the silence deadline of the machine
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub heartbeat: Duration,
     /// Interval at which all tasks are read, to find work whose message was lost

@@ -1,4 +1,4 @@
-//! How far work has come, as heartbeats say it.
+//! Progress of work, as heartbeats report it.
 
 use std::sync::Arc;
 

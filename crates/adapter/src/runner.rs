@@ -21,7 +21,7 @@ use crate::{
     transport::{Delivered, Transport, broker, http},
 };
 
-/// Answers to questions that may be on their way at the same time.
+/// Maximum number of status answers that are sent concurrently.
 const MAX_ANSWERS: usize = 32;
 /// How long stopping may take.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ pub async fn serve<S: Service>(
     };
     tokio::select! {
         () = receive => {}
-        () = runner.log_life() => {}
+        () = runner.log_alive() => {}
     }
     runner.shut_down().await;
     Ok(())
@@ -97,7 +97,7 @@ impl<S: Service> Runner<S> {
         &self.stop
     }
 
-    async fn log_life(&self) {
+    async fn log_alive(&self) {
         loop {
             tokio::time::sleep(ALIVE_EVERY).await;
             let (running, free) = (self.running.lock().len(), self.slots.available_permits());
@@ -110,7 +110,7 @@ impl<S: Service> Runner<S> {
         self.stop.cancel();
         self.tracker.close();
         if tokio::time::timeout(STOP_LIMIT, self.tracker.wait()).await.is_err() {
-            tracing::warn!("some work did not end in time");
+            tracing::warn!("stopped before all work ended, it starts again at the next start");
         }
         self.transport.close().await;
     }
@@ -159,11 +159,11 @@ impl<S: Service> Runner<S> {
                 tracing::error!(task = task.id, %error, "cannot store the work, check the disk of the workdir");
             }),
             Ok(_) => self.release(&task.id),
-            Err(reason) => tracing::warn!(task = task.id, reason, "task not readable"),
+            Err(reason) => tracing::warn!(task = task.id, reason, "cannot read a task, ignoring it"),
         }
     }
 
-    /// Does what a message asks for. When it returns, the work is stored.
+    /// Handles a message. When it returns, the work is stored.
     pub fn receive(self: &Arc<Self>, message: &TaskMessage) -> Result<(), ReceiveError> {
         match message.kind.as_str() {
             ASK_STATE => {
@@ -336,7 +336,7 @@ impl<S: Service> Runner<S> {
         None
     }
 
-    /// Sends a result until it arrives. Returns `false` if it is not wanted any more.
+    /// Sends a result until it arrives. Returns `false` if the task no longer needs it.
     async fn deliver(&self, event: &Outgoing, cancel: &CancellationToken) -> bool {
         let mut backoff = Backoff::new();
         loop {
@@ -359,7 +359,7 @@ impl<S: Service> Runner<S> {
         }
     }
 
-    /// Sends heartbeats, the first at once.
+    /// Sends heartbeats, the first one immediately.
     async fn beat(&self, task: &str, progress: &Progress) {
         loop {
             self.beat_once(&Outgoing::heartbeat(task, progress.state(), None)).await;

@@ -23,7 +23,7 @@ use crate::{
 pub const HELP: &str = "\
 The test command is a list of words, not shell text; quote a word with spaces, or write a JSON array.
 It runs in a fresh checkout of the branch, with an empty home folder and only PATH, LANG and TZ of the environment.
-Exit code 0 means that the tests passed. Tests that exceed a limit are killed and have failed.
+Exit code 0 means that the tests passed. Tests that exceed a limit are killed and count as failed.
 
 Example:
   faena adapter sandbox --workdir sandbox --allow-repository /srv/git --test-command 'make test' --time-limit 10m";

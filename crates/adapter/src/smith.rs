@@ -50,7 +50,7 @@ pub struct Arguments {
     /// Time limit for one call of git
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     git_limit: Duration,
-    /// Largest plan
+    /// Maximum size of a plan
     #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = bytes)]
     max_plan: u64,
     /// Output after which a command is killed

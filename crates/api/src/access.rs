@@ -12,6 +12,7 @@ use faena_store::{Filter, StoreError};
 use crate::{
     Api, ApiError, ApiResult,
     context::{self, Caller},
+    payloads,
     request::parse_job_id,
 };
 
@@ -47,10 +48,11 @@ pub fn require_queue(queue: &str) -> ApiResult<()> {
     Ok(context::access()?.require_queue(queue)?)
 }
 
-/// Narrows a filter to the queues of the caller.
+/// Narrows a filter to the queues of the caller. Fails if it searches in what the caller may not see.
 pub fn restrict(filter: &mut Filter) -> ApiResult<()> {
     filter.queues = queues()?;
-    Ok(())
+    payloads::require_searchable("payload", filter.payload.as_ref())?;
+    payloads::require_searchable("error", filter.error.as_ref())
 }
 
 /// Returns a job that the caller may see.
@@ -135,7 +137,7 @@ pub fn require_events(caller: &Access) -> ApiResult<()> {
     Ok(())
 }
 
-/// Returns how a task knows the caller.
+/// Returns the caller as tasks identify it.
 pub fn task_caller() -> ApiResult<TaskCaller> {
     let access = context::access()?;
     let (actor, groups) = (access.actor().to_owned(), access.groups().to_vec());
@@ -164,7 +166,7 @@ fn authorize_worker(caller: &Access, registration: &mut Registration) -> ApiResu
     Ok(())
 }
 
-/// Returns the registration of a worker if its caller may register it. A key in the message counts before that of the request.
+/// Returns the registration of a worker if its caller may register it. A key in the message takes precedence over that of the request.
 pub fn authorize_registration(
     api: &Api,
     caller: &Caller,

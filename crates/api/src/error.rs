@@ -21,7 +21,7 @@ pub type ApiResult<T> = Result<T, ApiError>;
 pub struct ApiError {
     pub code: ErrorCode,
     pub message: String,
-    /// Every bad field, or the id of the job that a conflict is about.
+    /// Every bad field, or the id of the job or task that a conflict is about.
     pub details: Vec<FieldError>,
     /// When the caller should try again.
     pub retry_after_seconds: Option<u64>,

@@ -1,15 +1,17 @@
-//! HTTP, WebSocket and gRPC: decodes requests, calls the engine, encodes responses. The router is the table of contents.
+//! HTTP, WebSocket and gRPC: decodes requests, calls the engine, encodes responses. The router lists every route.
 
 mod access;
 mod access_log;
 mod certificate;
 mod context;
+mod doctor;
 mod error;
 mod grpc;
 mod health;
 mod job_watch;
 mod metrics;
 mod openapi;
+mod payloads;
 mod request;
 mod request_trace;
 mod rest;
@@ -28,11 +30,12 @@ use tokio_util::sync::CancellationToken;
 use tower::{Layer, util::MapRequestLayer};
 
 pub use certificate::CertificateExpiry;
+pub use doctor::{Checked, Doctor};
 pub use error::{ApiError, ApiResult};
 pub use metrics::{METRICS, Metric, MetricKind, MetricScope};
 pub use openapi::{document, operation::Operation};
 pub use routes::{DeclaredRoute, Needs, Routes};
-pub use traffic::{ByteBudget, Charge, Cors, FREE_BYTES, ReadMeter, RejectReason, RequestRate, Traffic, TrafficConfig};
+pub use traffic::{ByteBudget, Charge, Cors, ReadMeter, RejectReason, RequestRate, Traffic, TrafficConfig};
 
 use openapi::operations as docs;
 
@@ -63,6 +66,8 @@ pub struct Parts {
     /// Expiry of the certificate that this server presents.
     pub certificate: CertificateExpiry,
     pub traffic: Traffic,
+    /// Checks the database and the configuration.
+    pub doctor: Doctor,
 }
 
 impl Api {
@@ -126,7 +131,7 @@ impl Parts {
 /// Returns when the key of a caller is no longer valid.
 pub(crate) type KeyEnd = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Waits until `at`, or for a day: timers do not reach further than some years.
+/// Waits until `at`, or for a day: a timer cannot be set more than a few years ahead.
 async fn wait_until(at: Option<Timestamp>, now: Timestamp) {
     const DAY_MS: i64 = 86_400_000;
     let ms = at.map_or(DAY_MS, |at| at.ms_since(now).clamp(1, DAY_MS));
@@ -166,7 +171,7 @@ fn without_trailing_slash(mut request: Request) -> Request {
     request
 }
 
-/// Completes routes with what holds for every request. A slash at the end of a path is ignored.
+/// Adds the layers that apply to every request. A slash at the end of a path is ignored.
 fn service(routes: Router<Api>, api: Api) -> Router {
     let routes = routes
         .fallback(error::not_found)
@@ -175,7 +180,7 @@ fn service(routes: Router<Api>, api: Api) -> Router {
         .layer(axum::middleware::from_fn_with_state(api.clone(), context::with_context))
         .layer(traffic::compression())
         .with_state(api);
-    // A layer of a router runs after the route is chosen, so the path is changed in front of it.
+    // A layer of a router runs after the route is chosen, so the path is changed before the router sees it.
     Router::new().fallback_service(MapRequestLayer::new(without_trailing_slash).layer(routes))
 }
 
@@ -208,6 +213,7 @@ fn jobs() -> Routes {
         .patch("/{id}", Job(Write), rest::patch::patch, docs::jobs::patch)
         .delete("/{id}", Job(Write), rest::jobs::delete, docs::jobs::delete)
         .get("/{id}/why", Job(Read), rest::jobs::why, docs::jobs::why)
+        .get("/{id}/dependencies", Job(Read), rest::job_graph::show, docs::jobs::dependencies)
         .post("/{id}/cancel", Job(Write), rest::jobs::cancel, docs::jobs::cancel)
         .post("/{id}/retry", Job(Write), rest::jobs::retry, docs::jobs::retry)
         .get("/{id}/log", Job(Read), rest::job_log::log, docs::jobs::log)
@@ -343,6 +349,9 @@ fn metrics_of_jobs() -> Routes {
 fn administration() -> Routes {
     Routes::below("/api/v1")
         .get("/audit", AllQueues(Admin), rest::audit::list, docs::administration::audit)
+        .get("/nodes", AllQueues(Read), rest::system::nodes, docs::system::nodes)
+        .get("/doctor", AllQueues(Admin), rest::system::doctor, docs::system::doctor)
+        .post("/doctor", AllQueues(Admin), rest::system::start_doctor, docs::system::start_doctor)
         .get("/events", Events, rest::events::stream_events, docs::events::stream)
         .get("/trace/{id}", Scope(Read), rest::trace::show, docs::events::trace)
         .get("/api-keys", Scope(Admin), rest::api_keys::list, docs::administration::keys)

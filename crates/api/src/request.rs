@@ -5,7 +5,7 @@ use std::{collections::HashSet, error::Error, io, time::Duration};
 use axum::{
     body::{Body, Bytes, HttpBody},
     extract::{FromRequestParts, Path},
-    http::request::Parts,
+    http::{HeaderMap, request::Parts},
 };
 use faena_domain::{ErrorCode, FieldError, JobId, parse::Fields};
 use http_body_util::{BodyExt, LengthLimitError};
@@ -31,6 +31,20 @@ pub async fn read_bytes(api: &Api, body: Body, max_bytes: usize) -> ApiResult<By
             Err(ApiError::new(ErrorCode::RequestTimeout, message))
         }
     }
+}
+
+/// Returns the idempotency key of a request, which is in its header or in its body.
+pub fn idempotency_key(headers: &HeaderMap, of_body: Option<String>, errors: &mut Vec<FieldError>) -> Option<String> {
+    let Some(value) = headers.get("idempotency-key") else { return of_body };
+    match value.to_str() {
+        Ok(key) if of_body.as_ref().is_some_and(|known| known != key) => {
+            let message = "differs from the header Idempotency-Key; set only one of them";
+            errors.push(FieldError::new("idempotencyKey", message));
+        }
+        Ok(key) if (1..=255).contains(&key.len()) && !key.contains(char::is_control) => return Some(key.to_owned()),
+        _ => errors.push(FieldError::new("Idempotency-Key", "must have 1 to 255 visible ASCII characters")),
+    }
+    of_body
 }
 
 /// Bytes that occupy the budget until they are dropped.

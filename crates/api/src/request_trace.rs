@@ -28,7 +28,7 @@ pub struct RequestTrace {
     has_submitted: AtomicBool,
 }
 
-/// What the span of a request says about it.
+/// The attributes of the span of a request.
 pub struct Description {
     method: Method,
     route: String,
@@ -57,12 +57,12 @@ impl RequestTrace {
     pub fn traceparent_of(&self, job: JobId) -> Option<String> {
         self.has_submitted.store(true, Ordering::Relaxed);
         let own = self.own?;
-        // The id of such a job alone says that it is not recorded; storing that would only make its row longer.
+        // Without a stored context, a job has its own id as trace id and is not recorded: the same, with a shorter row.
         let is_known_by_id = self.parent.is_none() && !own.is_sampled() && own.trace_id == *job.0.as_bytes();
         (!is_known_by_id).then(|| own.to_string())
     }
 
-    /// Returns what the span will say, if the trace is recorded.
+    /// Returns the attributes of the span, if the trace is recorded.
     pub fn describe(&self, tracer: Option<&Tracer>, request: &Request) -> Option<Description> {
         tracer?;
         self.own.filter(|own| own.is_sampled())?;
@@ -111,7 +111,7 @@ impl RequestTrace {
     }
 }
 
-/// Returns the trace context that the caller sent. An invalid one is ignored, and so are several.
+/// Returns the trace context that the caller sent. Ignores an invalid header, and several headers.
 fn parent(headers: &HeaderMap) -> Option<TraceContext> {
     let mut values = headers.get_all(TRACEPARENT).iter();
     let value = values.next()?;
@@ -145,6 +145,6 @@ mod tests {
         assert_eq!(trace(&[TRACE]).as_deref(), Some(TRACE));
         assert_eq!(trace(&[]), None);
         assert_eq!(trace(&["00-not-valid"]), None);
-        assert_eq!(trace(&[TRACE, TRACE]), None, "it is not known which of them is meant");
+        assert_eq!(trace(&[TRACE, TRACE]), None, "it is ambiguous which of them applies");
     }
 }

@@ -4,6 +4,8 @@
 //! scope nor its documentation. The declared list is what tests compare with the authorization matrix, and what the OpenAPI
 //! document is made from.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
     extract::{RawPathParams, Request, State, rejection::RawPathParamsRejection},
@@ -14,7 +16,11 @@ use axum::{
 };
 use faena_domain::KeyScope;
 
-use crate::{Api, ApiResult, access, context, openapi::operation::Operation};
+use crate::{
+    Api, ApiResult, access, context,
+    openapi::operation::Operation,
+    payloads::{self, DocumentedRoute},
+};
 
 /// What a caller needs for a route: a key with the scope, or no key while there are none, and the right queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,51 +82,28 @@ pub struct Routes {
     below: &'static str,
 }
 
+/// Defines functions that add a route for one HTTP method.
+macro_rules! methods {
+    ($($name:ident: $method:ident),+) => {
+        $(pub fn $name<H: Handler<T, Api>, T: 'static>(
+            self,
+            path: &str,
+            needs: Needs,
+            handler: H,
+            documentation: fn() -> Operation,
+        ) -> Routes {
+            self.add((MethodFilter::$method, stringify!($method)), path, needs, handler, documentation())
+        })+
+    };
+}
+
 impl Routes {
     /// Returns an empty list of routes below `path`.
     pub fn below(path: &'static str) -> Routes {
         Routes { added: Vec::new(), declared: Vec::new(), below: path }
     }
 
-    pub fn get<H: Handler<T, Api>, T: 'static>(
-        self,
-        path: &str,
-        needs: Needs,
-        handler: H,
-        documentation: fn() -> Operation,
-    ) -> Routes {
-        self.add((MethodFilter::GET, "GET"), path, needs, handler, documentation())
-    }
-
-    pub fn post<H: Handler<T, Api>, T: 'static>(
-        self,
-        path: &str,
-        needs: Needs,
-        handler: H,
-        documentation: fn() -> Operation,
-    ) -> Routes {
-        self.add((MethodFilter::POST, "POST"), path, needs, handler, documentation())
-    }
-
-    pub fn patch<H: Handler<T, Api>, T: 'static>(
-        self,
-        path: &str,
-        needs: Needs,
-        handler: H,
-        documentation: fn() -> Operation,
-    ) -> Routes {
-        self.add((MethodFilter::PATCH, "PATCH"), path, needs, handler, documentation())
-    }
-
-    pub fn delete<H: Handler<T, Api>, T: 'static>(
-        self,
-        path: &str,
-        needs: Needs,
-        handler: H,
-        documentation: fn() -> Operation,
-    ) -> Routes {
-        self.add((MethodFilter::DELETE, "DELETE"), path, needs, handler, documentation())
-    }
+    methods!(get: GET, post: POST, patch: PATCH, delete: DELETE);
 
     fn add<H: Handler<T, Api>, T: 'static>(
         mut self,
@@ -133,7 +116,8 @@ impl Routes {
         let path = format!("{}{path}", self.below);
         self.declared.push(DeclaredRoute { method, path: path.clone(), needs, operation });
         self.added.push(Box::new(move |router, api| {
-            let guard = middleware::from_fn_with_state((api.clone(), needs), check);
+            let route = Arc::new(DocumentedRoute { method, path: path.clone() });
+            let guard = middleware::from_fn_with_state((api.clone(), needs, route), check);
             router.route(&path, on(filter, handler).route_layer(guard))
         }));
         self
@@ -157,9 +141,9 @@ impl Routes {
     }
 }
 
-/// Runs a request if its caller has what the route needs.
+/// Runs a request if its caller has what the route needs, and hides what the caller may not see in the answer.
 async fn check(
-    State((api, needs)): State<(Api, Needs)>,
+    State((api, needs, route)): State<(Api, Needs, Arc<DocumentedRoute>)>,
     parameters: Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
     next: Next,
@@ -170,7 +154,9 @@ async fn check(
         found.map(|(_, value)| value.to_owned()).unwrap_or_default()
     };
     match allows(&api, needs, &parameter).await {
-        Ok(()) => next.run(request).await,
+        // What needs no key has no payloads.
+        Ok(()) if needs == Needs::Nothing => next.run(request).await,
+        Ok(()) => payloads::hide(&api, &route, next.run(request).await).await,
         Err(error) => error.into_response(),
     }
 }

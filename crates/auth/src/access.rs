@@ -14,6 +14,7 @@ pub struct Access {
     queues: Option<Arc<[String]>>,
     /// Groups of the caller, which may decide about approvals of tasks.
     groups: Arc<[String]>,
+    sees_payloads: bool,
     is_own_worker: bool,
 }
 
@@ -39,6 +40,7 @@ impl Access {
             scopes: [scope].into(),
             queues: None,
             groups: [].into(),
+            sees_payloads: true,
             is_own_worker: false,
         }
     }
@@ -60,6 +62,7 @@ impl Access {
             scopes: key.scopes.as_slice().into(),
             queues: key.queues.as_deref().map(Into::into),
             groups: key.groups.as_slice().into(),
+            sees_payloads: !key.without_payloads,
             is_own_worker: false,
         }
     }
@@ -82,6 +85,11 @@ impl Access {
     /// Returns the groups that the caller belongs to.
     pub fn groups(&self) -> &[String] {
         &self.groups
+    }
+
+    /// Returns whether the caller may see what jobs and tasks carry: payloads, results, data, logs and errors.
+    pub fn sees_payloads(&self) -> bool {
+        self.sees_payloads
     }
 
     /// Returns whether the caller is a worker process that this server has started.
@@ -147,6 +155,7 @@ mod tests {
             scopes: scopes.to_vec(),
             queues,
             groups: vec!["reviewers".into()],
+            without_payloads: false,
             expires_at: None,
         };
         let text = ApiKeyText::from_random([1; 12], [2; 43]);

@@ -131,8 +131,14 @@ mod tests {
     fn keys() -> HashMap<String, StoredApiKey> {
         let text = text();
         let expires_at = Some(Timestamp::from_ms(2_000));
-        let new =
-            NewApiKey { name: "ci".into(), scopes: vec![KeyScope::Read], queues: None, groups: vec![], expires_at };
+        let new = NewApiKey {
+            name: "ci".into(),
+            scopes: vec![KeyScope::Read],
+            queues: None,
+            groups: vec![],
+            without_payloads: true,
+            expires_at,
+        };
         let stored = StoredApiKey::new(new, &text, "ana", Timestamp::from_ms(0));
         HashMap::from([(text.lookup().to_owned(), stored)])
     }
@@ -188,6 +194,7 @@ mod tests {
         let presented = Credentials { key: Some(text.reveal()), ..from("203.0.113.9") };
         let policy = Policy::default();
         assert_eq!(actor(policy.access(presented, &keys(), NOW)), format!("key ci ({})", text.lookup()));
+        assert!(!policy.access(presented, &keys(), NOW).expect("access").sees_payloads(), "it is without payloads");
         let later = Timestamp::from_ms(2_000);
         assert_eq!(actor(policy.access(presented, &keys(), later)), "401 this API key has expired");
     }

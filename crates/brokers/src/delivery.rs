@@ -1,9 +1,11 @@
 //! Messages received from a broker, and their acknowledgement.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::{BrokerError, nats, rabbitmq};
+use crate::{BrokerError, BrokerUrl, nats, rabbitmq};
 
 /// One received message. The broker redelivers it until it is acknowledged or rejected.
 #[derive(Debug)]
@@ -75,4 +77,20 @@ pub trait Consumer: Send {
 
     /// Closes the connection to the broker. A later `next` connects again.
     async fn close(&mut self);
+}
+
+/// Returns the current subscription; subscribes first if there is none.
+pub(crate) async fn ensure_subscribed<'a, S>(
+    current: &'a mut Option<S>,
+    url: &BrokerUrl,
+    timeout: Duration,
+    subscribe: impl Future<Output = Result<S, BrokerError>>,
+) -> Result<&'a mut S, BrokerError> {
+    let subscription = match current.take() {
+        Some(subscription) => subscription,
+        None => tokio::time::timeout(timeout, subscribe)
+            .await
+            .unwrap_or_else(|_| Err(BrokerError::unanswered(url, timeout)))?,
+    };
+    Ok(current.insert(subscription))
 }

@@ -1,6 +1,6 @@
 //! Values for shell completions, read from the server.
 //!
-//! A shell asks while a person types. The answer is quick or empty, never an error: there may be no server, or no right to read.
+//! The shell requests them while a person types. The result is quick or empty, never an error: there may be no server, or no permission to read.
 
 use std::{collections::BTreeMap, ffi::OsStr, time::Duration};
 
@@ -13,8 +13,8 @@ use crate::{
     output::{one_line, shorten},
 };
 
-/// How long a person waits for a completion.
-const PATIENCE: Duration = Duration::from_millis(700);
+/// How long a completion may take, because a person waits for it.
+const TIMEOUT: Duration = Duration::from_millis(700);
 /// Entries that are read of each list, the newest.
 const ENTRIES: usize = 100;
 /// Width of the explanation of a value.
@@ -119,7 +119,7 @@ fn read(path: &str, query: &[(&str, String)]) -> Value {
             builder = builder.url(url);
         }
         let client = builder.build().ok()?;
-        let mut request = client.request(Method::GET, path).timeout(PATIENCE);
+        let mut request = client.request(Method::GET, path).timeout(TIMEOUT);
         for (name, value) in query {
             request = request.query(name, value);
         }

@@ -20,7 +20,7 @@ pub struct Kind {
     pub path: &'static str,
     /// Field of the answer with the list.
     pub list: &'static str,
-    /// Fields that tell one candidate from another.
+    /// Fields that distinguish the candidates.
     pub labels: &'static [&'static str],
 }
 
@@ -31,6 +31,12 @@ pub const TASK: Kind =
     Kind { noun: "task", path: "/api/v1/tasks", list: "tasks", labels: &["machine", "state", "title"] };
 pub const WEBHOOK: Kind =
     Kind { noun: "webhook", path: "/api/v1/webhooks", list: "webhooks", labels: &["event", "state", "url"] };
+pub const REJECTED_EVENT: Kind = Kind {
+    noun: "rejected event",
+    path: "/api/v1/outbox/dead-letter",
+    list: "data",
+    labels: &["sink", "eventType", "errorMessage"],
+};
 pub const API_KEY: Kind = Kind { noun: "API key", path: "/api/v1/api-keys", list: "apiKeys", labels: &["name"] };
 
 /// Returns the whole id, given the id or a unique beginning of it.
@@ -84,7 +90,7 @@ fn choose(kind: &Kind, text: &str, entries: &[Value]) -> Result<String, CommandE
                 several.iter().take(CANDIDATES).map(|entry| format!("\n  {}  {}", id(entry), label(kind, entry)));
             let more = if several.len() > CANDIDATES { "\n  …" } else { "" };
             let shown: String = shown.collect();
-            let message = format!("several {noun}s have an id that begins with \"{text}\"; write more of it:");
+            let message = format!("several {noun}s have an id that begins with \"{text}\"; pass more characters:");
             Err(CommandError::Other(format!("{message}{shown}{more}")))
         }
     }
@@ -103,7 +109,7 @@ pub fn has_beginning(id: &str, text: &str) -> bool {
     beginning(text).is_some_and(|digits| id.replace('-', "").starts_with(&digits))
 }
 
-/// Returns what tells a candidate from another.
+/// Returns what distinguishes a candidate from the others.
 fn label(kind: &Kind, entry: &Value) -> String {
     let labels = kind.labels.iter().filter_map(|name| entry[name].as_str()).filter(|text| !text.is_empty());
     one_line(&labels.map(|text| crate::output::shorten(text, 40)).collect::<Vec<_>>().join("  "))

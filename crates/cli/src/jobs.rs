@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use faena::{ChangedJob, ErrorReason, Job, JobState, LogEntry};
-use faena_domain::Explanation;
+use faena_domain::{Explanation, GraphJob, JobGraph};
 use serde::Deserialize;
 
 use crate::{
@@ -37,6 +37,9 @@ pub enum Command {
     /// Explain why a job is not running, what it is doing, or how it finished
     #[command(after_help = "Example:\n  faena jobs why 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
     Why(JobArguments),
+    /// List the jobs that a job depends on, and those that depend on it
+    #[command(after_help = "Example:\n  faena jobs dependencies 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
+    Dependencies(JobArguments),
     /// Cancel a job; the worker of a running job is asked to stop
     #[command(after_help = "Example:\n  faena jobs cancel 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10")]
     Cancel(JobArguments),
@@ -100,6 +103,9 @@ pub struct List {
     /// Only jobs with this text in their error
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
+    /// Only jobs with this text in their payload
+    #[arg(long, value_name = "TEXT")]
+    payload: Option<String>,
     /// Only jobs with this tag
     #[arg(long)]
     tag: Option<String>,
@@ -164,6 +170,10 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
             let (api, path) = job.open("/why").await?;
             api.show(api.get(&path), explain).await
         }
+        Command::Dependencies(job) => {
+            let (api, path) = job.open("/dependencies").await?;
+            api.show(api.get(&path), dependencies_text).await
+        }
         Command::Cancel(job) => {
             let (api, path) = job.open("/cancel").await?;
             api.show(api.post(&path), cancelled_text).await
@@ -217,6 +227,7 @@ async fn show_list(list: List) -> Result<ExitCode, CommandError> {
         .query_opt("name", list.name)
         .query_opt("workerId", list.worker_id)
         .query_opt("error", list.error)
+        .query_opt("payload", list.payload)
         .query_opt("tag", list.tag)
         .query_opt("correlationId", list.correlation_id)
         .query_opt("q", list.search)
@@ -237,6 +248,7 @@ impl List {
             &self.priority,
             &self.worker_id,
             &self.error,
+            &self.payload,
             &self.tag,
             &self.correlation_id,
             &self.search,
@@ -283,13 +295,42 @@ fn explain(why: &Explanation) -> String {
     lines.join("\n")
 }
 
+/// Lists what a job depends on first, then the job, then what depends on it.
+fn dependencies_text(graph: &JobGraph) -> String {
+    let mut jobs: Vec<&GraphJob> = graph.jobs.iter().collect();
+    jobs.sort_by_key(|job| job.depth);
+    let mut table = table(["id", "depth", "status", "type", "queue"]);
+    for job in jobs {
+        table.add_row([
+            job.id.to_string(),
+            format!("{:+}", job.depth),
+            job.status.map_or("deleted".to_owned(), |status| status.to_string()),
+            job.kind.clone().unwrap_or_default(),
+            job.queue.clone().unwrap_or_default(),
+        ]);
+    }
+    let at_least = if graph.hidden_is_exact { "" } else { "at least " };
+    let summary = match (graph.jobs.len(), graph.hidden) {
+        (1, 0) => "it depends on no job, and no job depends on it".to_owned(),
+        (_, 0) => "below 0: jobs it depends on; above 0: jobs that depend on it".to_owned(),
+        (_, hidden) => format!(
+            "below 0: jobs it depends on; above 0: jobs that depend on it; {at_least}{hidden} more links to other jobs"
+        ),
+    };
+    format!("{table}\n{}", wrap(&summary))
+}
+
 /// Describes a job: what it is, its state, and what happened to it.
 pub fn describe(job: &Job) -> String {
     let mut details = Details::new(19);
     details.line(format!("{}  {}  {}", job.id, job.kind, job.status));
     details.add_opt("  name", (job.name != job.kind).then_some(&job.name));
     details.add("  queue", format!("{} ({})", job.queue, job.priority));
-    details.add("  payload", truncated(job.payload.get()));
+    let shown = |field: &str, text: Option<String>| match job.hidden.iter().any(|name| name == field) {
+        true => Some("hidden from this API key".to_owned()),
+        false => text,
+    };
+    details.add_opt("  payload", shown("payload", Some(truncated(job.payload.get()))));
     details.add("  attempt", job.attempt.to_string());
     details.add("  retries", format!("{} of {}", job.retry_count, job.max_retries));
     details.add("  created", job.created_at.to_string());
@@ -311,10 +352,10 @@ pub fn describe(job: &Job) -> String {
     details.add_opt("  run", job.run);
     details.add_opt("  worker", job.worker_id.as_ref());
     details.add_opt("  progress", job.progress.as_ref().map(watch::progress_text));
-    details.add_opt("  result", job.result.as_ref().map(|result| truncated(result.get())));
+    details.add_opt("  result", shown("result", job.result.as_ref().map(|result| truncated(result.get()))));
     if job.status != JobState::Completed {
         let reason = reason_note(job.error_reason.as_ref());
-        details.add_opt("  error", job.error.as_ref().map(|error| format!("{error}{reason}")));
+        details.add_opt("  error", shown("error", job.error.as_ref().map(|error| format!("{error}{reason}"))));
     }
     details.line("  log");
     if job.execution_log_omitted > 0 {

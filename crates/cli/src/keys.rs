@@ -15,6 +15,7 @@ pub enum Command {
     #[command(after_help = "Examples:\n  faena keys create ops --scopes admin\n  \
             faena keys create mailer --scopes worker --queues mail --expires-at 2027-12-31\n  \
             faena keys create carol --scopes write --group reviewers\n  \
+            faena keys create support --scopes read --without-payloads\n  \
             faena keys create ops --scopes admin --offline --config /etc/faena/faena.toml")]
     Create(Create),
     /// List API keys, newest first
@@ -60,6 +61,9 @@ pub struct NewKey {
     /// Group that the key belongs to, for approvals of tasks; repeat it, or separate several by commas
     #[arg(long = "group", value_delimiter = ',', value_name = "NAME")]
     pub groups: Vec<String>,
+    /// Hide what jobs and tasks carry from the key: payloads, results, data, logs and errors; only with --scopes read
+    #[arg(long)]
+    pub without_payloads: bool,
     /// When the key expires, such as 2027-12-31T00:00:00Z [default: never]
     #[arg(long, value_name = "TIME")]
     pub expires_at: Option<String>,
@@ -121,6 +125,9 @@ impl NewKey {
         if !self.groups.is_empty() {
             body["groups"] = json!(self.groups);
         }
+        if self.without_payloads {
+            body["withoutPayloads"] = json!(true);
+        }
         if let Some(expires_at) = &self.expires_at {
             body["expiresAt"] = json!(expires_at);
         }
@@ -148,7 +155,7 @@ pub fn created(shown: &ShownApiKey) -> String {
 }
 
 fn keys_table(list: &ApiKeyList) -> String {
-    let mut table = table(["id", "name", "state", "scopes", "last used", "queues", "groups", "created"]);
+    let mut table = table(["id", "name", "state", "scopes", "last used", "queues", "payloads", "groups", "created"]);
     for key in &list.api_keys {
         table.add_row([
             key.id.to_string(),
@@ -157,6 +164,7 @@ fn keys_table(list: &ApiKeyList) -> String {
             scopes(key),
             key.last_used_at.map_or("never".into(), relative),
             key.queues.as_ref().map_or("all".into(), |queues| queues.join(",")),
+            if key.without_payloads { "hidden" } else { "shown" }.into(),
             key.groups.join(","),
             relative(key.created_at),
         ]);

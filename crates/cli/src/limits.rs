@@ -60,7 +60,7 @@ struct Scope {
     /// Limit for a concurrency key; KEY* is a separate limit for each key with this prefix
     #[arg(long)]
     key: Option<String>,
-    /// Limit of running tasks of a machine; further ones are queued
+    /// Limit for the running tasks of a machine; further tasks are queued
     #[arg(long, value_name = "NAME")]
     machine: Option<String>,
 }

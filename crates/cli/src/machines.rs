@@ -162,7 +162,7 @@ fn parse(text: &str) -> Result<Definition, Vec<Finding>> {
 fn describe(file: &str, findings: &[Finding]) -> String {
     let lines = findings.iter().map(|finding| {
         let path = if finding.path.is_empty() { String::new() } else { format!("{}: ", finding.path) };
-        format!("{file}:{}:{}: {path}{}", finding.place.line.max(1), finding.place.column.max(1), finding.message)
+        format!("{file}:{}:{}: {path}{}", finding.position.line.max(1), finding.position.column.max(1), finding.message)
     });
     lines.collect::<Vec<_>>().join("\n")
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     Api, CommandError, Connection,
     api::segment,
-    complete,
+    complete, ids,
     output::{Details, count, relative_text, shorten},
     table::table,
 };
@@ -107,7 +107,7 @@ pub struct Dead {
 
 #[derive(Args)]
 pub struct EventArguments {
-    /// Id of the rejected event
+    /// Id of the rejected event, or the beginning of one
     id: String,
     #[command(flatten)]
     connection: Connection,
@@ -115,7 +115,7 @@ pub struct EventArguments {
 
 #[derive(Args)]
 pub struct Selection {
-    /// Id of the rejected event; omit it to use a filter
+    /// Id of the rejected event, or the beginning of one; omit it to use a filter
     id: Option<String>,
     #[command(flatten)]
     filter: Filter,
@@ -178,7 +178,8 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         Command::Dead(dead) => show_dead(dead).await,
         Command::Show(event) => {
             let api = Api::new(&event.connection)?;
-            api.show(api.get(&path(&event.id, "")), describe).await
+            let id = ids::resolve(&api, &ids::REJECTED_EVENT, &event.id).await?;
+            api.show(api.get(&path(&id, "")), describe).await
         }
         Command::Replay(replay) => {
             let rate = replay.per_second.map(|n| ("perSecond", json!(n)));
@@ -306,8 +307,9 @@ async fn act(
             Err(CommandError::Usage("pass an id or a filter (--sink, --type …), not both".into()))
         }
         Some(id) => {
+            let id = ids::resolve(&api, &ids::REJECTED_EVENT, id).await?;
             let message = format!("{id} was {participle}");
-            let request = api.post(&path(id, &format!("/{action}"))).json(&body);
+            let request = api.post(&path(&id, &format!("/{action}"))).json(&body);
             api.show(request, |_: &Value| message).await
         }
         None if filter.is_empty() && !selection.all => {

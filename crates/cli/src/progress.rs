@@ -1,4 +1,4 @@
-//! Progress of long work: on the standard error output, and only on a terminal.
+//! Shows the progress of long operations on standard error, if that is a terminal.
 
 use std::{io::IsTerminal, time::Duration};
 
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{Api, CommandError, output::one_line};
 
-/// Time between two readings of an action that the server performs.
+/// Time between two requests for the progress of a bulk action.
 const PERIOD: Duration = Duration::from_millis(500);
 
 /// Shows that something takes time, until it is cleared.
@@ -17,7 +17,11 @@ pub fn spinner(what: impl Into<String>) -> ProgressBar {
 
 /// Shows how much of something is done, until it is cleared.
 pub fn bar(total: u64, what: impl Into<String>) -> ProgressBar {
-    start(ProgressBar::new(total), "{spinner} [{bar:30}] {human_pos} of {human_len}  {msg} ({elapsed})", what.into())
+    start(
+        ProgressBar::new(total),
+        "{spinner} [{bar:30}] {human_pos} of {human_len}  {msg} ({elapsed}, {eta} left)",
+        what.into(),
+    )
 }
 
 fn start(bar: ProgressBar, template: &str, what: String) -> ProgressBar {

@@ -235,7 +235,7 @@ async fn by_beginning(api: &Api, text: &str) -> Result<ScheduleId, CommandError>
         [one] => Ok(one.id),
         several => {
             let lines: String = several.iter().map(|one| format!("\n  {}  {}", one.id, one.name)).collect();
-            let message = format!("several schedules have an id that begins with \"{text}\"; write more of it:");
+            let message = format!("several schedules have an id that begins with \"{text}\"; pass more characters:");
             Err(CommandError::Other(format!("{message}{lines}")))
         }
     }

@@ -7,14 +7,7 @@ use faena_machine::Status;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::{
-    Api, CommandError, Connection,
-    api::segment,
-    complete,
-    output::count,
-    table::table,
-    tasks::{object, status},
-};
+use crate::{Api, CommandError, Connection, api::segment, complete, output::count, table::table, tasks::object};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -88,7 +81,7 @@ pub struct Pace {
     /// Count the tasks and show examples, but change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Continue in the background, at this rate
+    /// Maximum number of tasks per second; the server continues in the background
     #[arg(long, value_name = "N")]
     per_second: Option<u32>,
 }
@@ -195,7 +188,7 @@ fn describe(answer: &Answer, action: &str) -> String {
                 task.id.clone(),
                 format!("{} {}", task.machine, task.version),
                 task.state.clone(),
-                status(task.status).to_owned(),
+                task.status.as_str().to_owned(),
                 task.title.clone().unwrap_or_default(),
             ]);
         }

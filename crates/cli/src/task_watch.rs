@@ -7,13 +7,7 @@ use std::process::ExitCode;
 use faena_machine::{Record, Status};
 use serde::Deserialize;
 
-use crate::{
-    Api, CommandError,
-    api::segment,
-    output::print,
-    tasks::{path, status},
-    watch::until_finished,
-};
+use crate::{Api, CommandError, api::segment, output::print, tasks::path, watch::until_finished};
 
 /// Records per request.
 const PAGE: usize = 1_000;
@@ -76,7 +70,7 @@ impl Follower<'_> {
         }
         if !self.api.json {
             let fault = task.fault.map(|fault| format!(": {fault}")).unwrap_or_default();
-            print(&format!("{} {} in {}{fault}", self.id, status(task.status), task.state));
+            print(&format!("{} {} in {}{fault}", self.id, task.status.as_str(), task.state));
         }
         Ok(Some(task.status))
     }

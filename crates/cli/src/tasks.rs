@@ -87,6 +87,9 @@ pub struct Create {
     /// Correlation id [default: the id of the task]
     #[arg(long)]
     correlation_id: Option<String>,
+    /// Return the existing task if the same one was created with this key
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
     /// Tag to search for; repeat it for several
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -179,7 +182,7 @@ pub struct Decide {
     /// Comment, shown in the history and passed to the machine
     #[arg(long)]
     comment: Option<String>,
-    /// Hash of what you have read, as "faena tasks show" prints it; a changed subject is refused
+    /// Hash of what you have read, as "faena tasks show" prints it; refused if the subject has changed since
     #[arg(long)]
     hash: Option<String>,
     #[command(flatten)]
@@ -300,8 +303,12 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
 async fn create_task(create: Create) -> Result<ExitCode, CommandError> {
     let api = Api::new(&create.connection)?;
     let mut body = json!({"machine": create.machine, "data": object(&create.data, "the data")?});
-    let fields = [("title", create.title.map(Value::from)), ("correlationId", create.correlation_id.map(Value::from))];
-    for (name, value) in fields.into_iter().chain([("version", create.version.map(Value::from))]) {
+    for (name, value) in [
+        ("title", create.title.map(Value::from)),
+        ("correlationId", create.correlation_id.map(Value::from)),
+        ("idempotencyKey", create.idempotency_key.map(Value::from)),
+        ("version", create.version.map(Value::from)),
+    ] {
         if let Some(value) = value {
             body[name] = value;
         }
@@ -374,29 +381,9 @@ pub fn object(text: &str, what: &str) -> Result<Value, CommandError> {
 }
 
 fn answer(answer: &Answer) -> String {
-    let outcome = match answer.outcome {
-        Outcome::Applied => "applied",
-        Outcome::Deferred => "deferred",
-        Outcome::Ignored => "ignored",
-        Outcome::Stale => "stale",
-        Outcome::Rejected => "rejected",
-        Outcome::Forbidden => "forbidden",
-        Outcome::Invalid => "invalid",
-    };
     let reason = answer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let duplicate = if answer.duplicate { " (it had arrived before)" } else { "" };
-    format!("{outcome}{reason}{duplicate}\nstate  {}", answer.state)
-}
-
-pub fn status(status: Status) -> &'static str {
-    match status {
-        Status::Queued => "queued",
-        Status::Running => "running",
-        Status::Paused => "paused",
-        Status::Completed => "completed",
-        Status::Failed => "failed",
-        Status::Cancelled => "cancelled",
-    }
+    format!("{}{reason}{duplicate}\nstate  {}", answer.outcome.as_str(), answer.state)
 }
 
 fn tasks_table(list: &TaskList) -> String {
@@ -407,7 +394,7 @@ fn tasks_table(list: &TaskList) -> String {
     for task in &list.tasks {
         table.add_row([
             task.id.clone(),
-            status(task.status).to_owned(),
+            task.status.as_str().to_owned(),
             task.state.clone(),
             format!("{} {}", task.machine, task.version),
             relative(task.updated_at),
@@ -423,7 +410,7 @@ fn details(task: &TaskView) -> String {
     details.add("title", task.title.as_deref().unwrap_or_default());
     details.add("machine", format!("{} version {}", task.machine, task.version));
     details.add("state", &task.state);
-    details.add("status", status(task.status));
+    details.add("status", task.status.as_str());
     details.add("fault", task.fault.as_deref().unwrap_or_default());
     details.add("created", format!("{} by {}", relative(task.created_at), task.created_by));
     details.add("updated", relative(task.updated_at));

@@ -37,6 +37,16 @@
         element.title = `${at.toLocaleString(root.lang, { dateStyle: "medium", timeStyle: "long" })}\n${element.title}`;
       }
     }
+    // The axes of charts have times of today or yesterday in UTC, which differ from those of the zone by the same minutes.
+    for (const label of within.querySelectorAll(".chart text:not([data-local])")) {
+      const time = /^(\d\d):(\d\d)$/.exec(label.textContent.trim());
+      if (!time) continue;
+      const at = new Date();
+      at.setUTCHours(Number(time[1]), Number(time[2]));
+      label.dataset.local = "1";
+      label.textContent = `${two(at.getHours())}:${two(at.getMinutes())}`;
+    }
+    for (const zone of within.querySelectorAll("[data-utc]")) zone.remove();
   };
 
   // Live: the server sends the page again when it has changed. What is being typed, selected or read stays as it is.
@@ -79,6 +89,7 @@
     const changed = [...next.content.querySelectorAll("tr[data-key]")].filter((row) => rows.has(keyOf(row)) && rows.get(keyOf(row)) !== row.innerHTML).map(keyOf);
     const selected = main.querySelector("tr.selected");
     const selectedKey = selected && keyOf(selected);
+    const scrolled = [...main.querySelectorAll("[data-center]")].map((box) => [box.id, box.scrollLeft, box.scrollTop]);
     main.replaceChildren(...next.content.childNodes);
     for (const row of main.querySelectorAll("tr[data-key]")) {
       if (changed.includes(keyOf(row))) row.classList.add("changed");
@@ -86,6 +97,7 @@
     }
     for (const id of open) { const element = document.getElementById(id); if (element) element.open = true; }
     for (const box of main.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
+    for (const [id, left, top] of scrolled) { const box = document.getElementById(id); if (box) box.scrollTo(left, top); }
     if (focused) { const element = document.getElementById(focused); if (element && main.contains(element)) element.focus({ preventScroll: true }); }
     showTimes(main);
     countSelected();
@@ -138,13 +150,16 @@
     next.scrollIntoView({ block: "nearest" });
   };
   const inRow = (selector) => { const row = main.querySelector("tr.selected"); return row && row.querySelector(selector); };
+  const act = (name) => { const control = document.querySelector(`[data-key-action=${name}]`); if (control && !control.disabled) control.click(); };
   const keys = {
     "/": () => { const input = document.querySelector("input[name=q]"); if (input) input.focus(); },
     j: () => select(1),
     k: () => select(-1),
     x: () => { const box = inRow("input[type=checkbox]"); if (box) { box.checked = !box.checked; countSelected(); } },
     Enter: () => { const link = inRow("a[href]"); if (link) link.click(); },
-    r: () => { const button = document.querySelector("[data-key-action=retry]"); if (button && !button.disabled) button.click(); },
+    r: () => act("retry"),
+    e: () => act("edit"),
+    a: () => act("again"),
     "?": () => { const help = document.getElementById("keys"); if (help) help.open = !help.open; },
   };
   document.addEventListener("keydown", (event) => {
@@ -173,7 +188,10 @@
     const copy = event.target.closest("[data-copy]");
     if (copy) {
       const source = document.getElementById(copy.dataset.copy);
-      navigator.clipboard.writeText(source.textContent).then(() => { copy.textContent = copy.dataset.copied; });
+      const done = () => { copy.textContent = copy.dataset.copied; };
+      if (navigator.clipboard) navigator.clipboard.writeText(source.textContent).then(done, () => {});
+      // Without encryption a browser offers only what is selected.
+      else { getSelection().selectAllChildren(source); if (document.execCommand("copy")) done(); }
       return;
     }
     if (newest && event.target.closest(".fresh")) { swap(newest, true); return; }
@@ -184,6 +202,14 @@
     const question = event.submitter && event.submitter.dataset.confirm;
     if (question && !confirm(question)) event.preventDefault();
   });
+
+  // A drawing that scrolls begins where the page is about.
+  for (const box of document.querySelectorAll("[data-center]")) {
+    const middle = box.querySelector(box.dataset.center);
+    if (!middle) continue;
+    const [inner, outer] = [middle.getBoundingClientRect(), box.getBoundingClientRect()];
+    box.scrollTo(inner.left + inner.width / 2 - outer.left - outer.width / 2, inner.top + inner.height / 2 - outer.top - outer.height / 2);
+  }
 
   // On a narrow screen the pages are a row that scrolls.
   const bar = document.querySelector(".side-inner");

@@ -1,4 +1,4 @@
-//! Style, script and icon. Their addresses contain a hash of their content, so that browsers may keep them for ever.
+//! Style, script and icon. Their addresses contain a hash of their content, so that browsers may keep them forever.
 
 use std::sync::LazyLock;
 

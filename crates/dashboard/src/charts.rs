@@ -19,7 +19,8 @@ pub const NARROW: Size = Size(340.0, 190.0);
 
 /// Draws how many jobs were completed and failed in each period, the oldest first.
 pub fn finished(labels: Vec<String>, completed: Vec<f32>, failed: Vec<f32>, names: [&str; 2], size: Size) -> Markup {
-    let series = vec![Series::new(names[0].to_owned(), completed), Series::new(names[1].to_owned(), failed)];
+    let mut series = vec![Series::new(names[0].to_owned(), completed), Series::new(names[1].to_owned(), failed)];
+    series[0].fill = Some(true);
     let mut chart = LineChart::new(series, labels);
     (chart.width, chart.height) = (size.0, size.1);
     chart.background_color = Color::from(BACKGROUND);
@@ -27,6 +28,7 @@ pub fn finished(labels: Vec<String>, completed: Vec<f32>, failed: Vec<f32>, name
     chart.legend.show = Some(false);
     chart.series.colors = vec![Color::from(COMPLETED), Color::from(FAILED)];
     chart.series.symbol = Some(Symbol::None);
+    chart.series.fill_opacity = Some(0.12);
     chart.x_axis.font.size = 11.0;
     chart.x_axis.font.color = Color::from(TEXT);
     chart.x_axis.stroke_color = Color::from(GRID);

@@ -60,7 +60,7 @@ impl IntoResponse for Page {
     }
 }
 
-/// A failure on its way to the frame.
+/// A failure that the layout has to show.
 #[derive(Clone)]
 struct Failed(StatusCode, String);
 

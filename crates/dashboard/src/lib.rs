@@ -9,6 +9,7 @@ mod action;
 mod assets;
 mod call;
 mod charts;
+mod content;
 mod error;
 mod form;
 mod format;
@@ -90,7 +91,7 @@ pub fn router(config: DashboardConfig, api: Router, closing: CancellationToken) 
     if base_path.is_empty() {
         return pages;
     }
-    // A layer of a router runs after the route is chosen, so the path is changed in front of it.
+    // A layer of a router runs after the route is chosen, so the path is changed before the router sees it.
     let strip = move |request| without_base_path(request, &base_path);
     Router::new().fallback_service(MapRequestLayer::new(strip).layer(pages))
 }

@@ -109,6 +109,15 @@ pub fn icon(look: Look) -> Markup {
     ))
 }
 
+/// Returns the shape of a state as a part of a drawing.
+pub fn icon_at(look: Look, x: usize, y: usize) -> Markup {
+    Markup(format!(
+        r#"<svg class="icon {}" x="{x}" y="{y}" width="10" height="10" viewBox="0 0 10 10">{}</svg>"#,
+        look.class(),
+        look.shape()
+    ))
+}
+
 /// Returns the state of a job as a badge, in the viewer's language.
 pub fn job_state(t: &Texts, state: &str) -> Markup {
     badge(Look::of(state), t.job_state(state))

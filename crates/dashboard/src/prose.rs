@@ -40,7 +40,7 @@ pub fn prose(viewer: &Viewer, text: &str, jobs: &[String]) -> Markup {
     Markup::of(&Sentence { parts })
 }
 
-/// Returns what the text mentions at a place, and how long that is.
+/// Returns what the text mentions at a position, and its length.
 fn mention(viewer: &Viewer, text: &str, at: usize, jobs: &[String]) -> Option<(Markup, usize)> {
     // Both begin with a hexadecimal digit that is not part of a longer word.
     let before = text[..at].chars().next_back();

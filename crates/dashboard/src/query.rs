@@ -32,6 +32,12 @@ impl Pairs {
         Pairs(self.0.iter().filter(|(found, _)| found != name).cloned().collect())
     }
 
+    /// Returns the pairs with these names, each with its first value.
+    pub fn only(&self, names: &[&str]) -> Pairs {
+        let pair = |name: &&str| Some(((*name).to_owned(), self.get(name)?.to_owned()));
+        Pairs(names.iter().filter_map(pair).collect())
+    }
+
     pub fn add(&mut self, name: &str, value: &str) {
         self.0.push((name.to_owned(), value.to_owned()));
     }

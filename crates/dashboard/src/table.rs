@@ -141,7 +141,7 @@ impl Cell {
     }
 }
 
-/// Where a list is cut into pages.
+/// Links to the other pages of a list.
 #[derive(Template)]
 #[template(path = "pager.html")]
 pub struct Pager {

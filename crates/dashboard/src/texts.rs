@@ -94,6 +94,9 @@ texts! {
     keys: "API keys", "Claves de API";
     about: "About", "Acerca de";
 
+    payload_is_hidden: "Your API key does not show what jobs and tasks carry.", "Tu clave de API no muestra el contenido de los trabajos y las tareas.";
+    texts_are_hidden: "Your API key hides the texts.", "Tu clave de API oculta los textos.";
+
     // Overview
     search_jobs: "Search jobs, tags, ids", "Buscar trabajos, etiquetas, ids";
     needs_a_person: "Needs attention", "Requiere atención";
@@ -112,13 +115,18 @@ texts! {
     running: "Running", "En ejecución";
     slots: "slots", "huecos";
     finished_per_minute: "Finished per minute", "Terminados por minuto";
-    completed_recently: "completed since last hour", "completados desde la última hora";
-    failed_recently: "Failed lately", "Fallidos últimamente";
+    completed_recently: "completed in the last hour", "completados en la última hora";
+    failed_recently: "Failed, last hour", "Fallidos, última hora";
+    last_hour: "last hour", "última hora";
+    nothing_finished: "No job has finished in the last hour.", "Ningún trabajo ha terminado en la última hora.";
     failed_runs: "failed runs", "ejecuciones fallidas";
     wait_p95: "Wait, p95", "Espera, p95";
+    times: "Times", "Tiempos";
+    this_hour: "this hour", "esta hora";
+    wait: "Wait", "Espera";
     run_time: "run", "ejecución:";
     finished_per_hour: "Finished per hour", "Terminados por hora";
-    last_hours: "last 30 hours, UTC", "últimas 30 horas, UTC";
+    last_hours: "last 30 hours", "últimas 30 horas";
     next_schedules: "Next schedules", "Próximas planificaciones";
     system: "System", "Sistema";
     health: "Health", "Estado";
@@ -142,9 +150,14 @@ texts! {
     age: "Age", "Edad";
     ready_to_run: "ready to run", "listo para ejecutarse";
     new_rows: "new", "nuevos";
-    or_text: "or text", "o texto";
     filter_by_state: "Filter by state", "Filtrar por estado";
     understood: "Filter:", "Filtro:";
+    sort: "Sort:", "Orden:";
+    sort_newest: "newest", "más recientes";
+    sort_oldest: "oldest", "más antiguos";
+    sort_changed: "last changed", "último cambio";
+    sort_priority: "priority", "prioridad";
+    sort_scheduled: "scheduled time", "hora programada";
     clear: "Clear", "Quitar";
     no_job_matches: "No job matches.", "Ningún trabajo coincide.";
     no_jobs: "There are no jobs yet. Submit the first one:", "Todavía no hay trabajos. Envía el primero:";
@@ -207,6 +220,13 @@ texts! {
     unique_key: "Unique key", "Clave única";
     webhook: "Webhook", "Webhook";
     depends_on: "Depends on", "Depende de";
+    needed_by: "Needed by", "Necesario para";
+    this_job: "This job", "Este trabajo";
+    relation: "Relation", "Relación";
+    dependencies: "Dependencies", "Dependencias";
+    dependencies_help: "what it needs on the left, what needs it on the right", "a la izquierda lo que necesita, a la derecha quien lo necesita";
+    as_a_list: "As a list", "Como lista";
+    deleted: "Deleted", "Eliminado";
     event: "Event", "Evento";
     tags: "Tags", "Etiquetas";
     more: "more", "más";
@@ -375,6 +395,8 @@ texts! {
     shown_once: "Copy it now: it is not shown again.", "Cópiala ahora: no se volverá a mostrar.";
     create_key: "Create key", "Crear clave";
     change_keys: "Change keys", "Modificar claves";
+    without_payloads: "Hide payloads (only with read)", "Ocultar los contenidos (solo con read)";
+    payloads_hidden: "payloads hidden", "contenidos ocultos";
     only_queues: "Only these queues, separated by commas", "Solo estas colas, separadas por comas";
     rotate: "Rotate", "Rotar";
     revoke: "Revoke", "Revocar";
@@ -386,6 +408,21 @@ texts! {
     no_loops: "This server runs no loops.", "Este servidor no ejecuta bucles.";
     api_reference: "API reference", "Referencia de la API";
     checks: "Checks", "Comprobaciones";
+    nodes: "Nodes", "Nodos";
+    node: "Node", "Nodo";
+    this_node: "this one", "este";
+    started_at: "Started", "Inicio";
+    run_checks: "Run the checks", "Ejecutar las comprobaciones";
+    checks_started: "The checks are running.", "Las comprobaciones están en marcha.";
+    checks_help: "They read the whole database, and run at most once a minute.", "Leen toda la base de datos y se ejecutan como máximo una vez por minuto.";
+    never_checked: "This node has checked nothing since it started.", "Este nodo no ha comprobado nada desde que arrancó.";
+    nothing_found: "Nothing was found.", "No se ha encontrado nada.";
+    checks_failed: "The checks failed:", "Las comprobaciones han fallado:";
+    last_check: "Last check", "Última comprobación";
+    code: "Code", "Código";
+    finding: "Finding", "Resultado";
+    advice: "What to do", "Qué hacer";
+    checks_need_admin: "An API key with the scope admin sees the findings.", "Una clave de API con el permiso admin ve los resultados.";
     configuration: "Configuration", "Configuración";
     key_title: "Key", "Clave";
     value: "Value", "Valor";
@@ -447,6 +484,21 @@ impl Texts {
             (Language::English, _) => format!("{count} jobs"),
             (Language::Spanish, 1) => "1 trabajo".to_owned(),
             (Language::Spanish, _) => format!("{count} trabajos"),
+        }
+    }
+
+    /// Says how many dependencies a graph leaves out.
+    pub fn hidden_dependencies(&self, count: &str, is_exact: bool) -> String {
+        let count = match (self.language, is_exact) {
+            (_, true) => count.to_owned(),
+            (Language::English, false) => format!("{count} or more"),
+            (Language::Spanish, false) => format!("{count} o más"),
+        };
+        match self.language {
+            Language::English => format!("Dependencies not shown: {count}. Open a job to see those around it."),
+            Language::Spanish => {
+                format!("Dependencias que no se muestran: {count}. Abre un trabajo para ver las que lo rodean.")
+            }
         }
     }
 

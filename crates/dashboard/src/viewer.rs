@@ -4,7 +4,7 @@ use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     extract::{FromRef, FromRequestParts},
-    http::{Method, request::Parts},
+    http::{Method, header, request::Parts},
 };
 use faena_domain::Timestamp;
 use serde::de::DeserializeOwned;
@@ -33,6 +33,8 @@ struct Inner {
     location: String,
     is_fragment: bool,
     is_encrypted: bool,
+    /// Name and port under which the browser reached the server.
+    host: Option<String>,
     now: Timestamp,
 }
 
@@ -73,6 +75,12 @@ impl Viewer {
     /// Returns whether the browser's connection is encrypted, here or at a proxy.
     pub fn is_encrypted(&self) -> bool {
         self.0.is_encrypted
+    }
+
+    /// Returns the address of the server as the browser sees it, for commands that a person copies.
+    pub fn server_url(&self) -> String {
+        let scheme = if self.is_encrypted() { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.0.host.as_deref().unwrap_or("127.0.0.1:3000"), self.base())
     }
 
     pub fn has_session(&self) -> bool {
@@ -137,10 +145,19 @@ where
             location: parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
             is_fragment: session::is_watching(&parts.headers),
             is_encrypted: forwarded || dashboard.config.has_tls,
+            host: host(parts),
             now: Timestamp::now(),
             dashboard,
         }));
         parts.extensions.insert(viewer.clone());
         Ok(viewer)
     }
+}
+
+/// Returns the host of a request, unless it has characters that a shell could understand as something else.
+fn host(parts: &Parts) -> Option<String> {
+    let header = parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let host = header.or(parts.uri.authority().map(|authority| authority.as_str()))?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+    (!host.is_empty() && host.bytes().all(is_plain)).then(|| host.to_owned())
 }

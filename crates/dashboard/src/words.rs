@@ -45,6 +45,9 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("remind", "Reminder", "Recordatorio"),
     ("escalate", "Escalation", "Escalado"),
     ("expire", "Expires", "Caduca"),
+    // Findings
+    ("error", "Error", "Error"),
+    ("warning", "Warning", "Aviso"),
     // Health
     ("healthy", "healthy", "correcto"),
     ("degraded", "degraded", "degradado"),

@@ -144,6 +144,9 @@ pub struct ApiKey {
     /// Groups that the key belongs to. The approvals of tasks name the groups that may decide.
     #[serde(default)]
     pub groups: Vec<String>,
+    /// Whether what jobs and tasks carry is hidden from the key: payloads, results, data, logs and errors.
+    #[serde(default)]
+    pub without_payloads: bool,
     pub created_at: Timestamp,
     pub created_by: String,
     pub expires_at: Option<Timestamp>,
@@ -191,6 +194,7 @@ impl StoredApiKey {
             scopes: new.scopes,
             queues: new.queues,
             groups: new.groups,
+            without_payloads: new.without_payloads,
             created_at: now,
             created_by: created_by.into(),
             expires_at: new.expires_at,
@@ -218,6 +222,7 @@ pub struct NewApiKey {
     pub scopes: Vec<KeyScope>,
     pub queues: Option<Vec<String>>,
     pub groups: Vec<String>,
+    pub without_payloads: bool,
     pub expires_at: Option<Timestamp>,
 }
 
@@ -254,8 +259,9 @@ impl NewApiKey {
         let mut groups: Vec<String> = fields.list("groups", "a list of names of groups");
         groups.sort();
         groups.dedup();
+        let without_payloads = fields.take("withoutPayloads", "true or false").unwrap_or_default();
         let expires_at = fields.time("expiresAt");
-        let new = NewApiKey { name: name.unwrap_or_default(), scopes, queues, groups, expires_at };
+        let new = NewApiKey { name: name.unwrap_or_default(), scopes, queues, groups, without_payloads, expires_at };
         let mut errors = fields.finish();
         let found = new.check(now).into_iter().filter(|found| errors.iter().all(|error| error.path != found.path));
         let found: Vec<FieldError> = found.collect();
@@ -296,10 +302,17 @@ impl NewApiKey {
             errors.push(FieldError::new("groups", format!("must have at most {MAX_GROUPS} names")));
         }
         for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| !is_group(group)) {
-            let message = "must have 1 to 100 characters, without a comma, control characters, and blanks at its ends";
+            let message = "must have 1 to 100 characters, without a comma, control characters, and spaces at its ends";
             errors.push(FieldError::new(
                 format!("groups[{index}]"),
                 format!("{message}, is \"{}\"", group.escape_debug()),
+            ));
+        }
+        // A key that may write could send a payload to itself, with a webhook or a task.
+        if self.without_payloads && self.scopes != [KeyScope::Read] {
+            errors.push(FieldError::new(
+                "withoutPayloads",
+                "only a key with the scope read alone can be without payloads",
             ));
         }
         if self.expires_at.is_some_and(|at| at <= now) {
@@ -323,6 +336,7 @@ mod tests {
             scopes: vec![KeyScope::Write],
             queues: None,
             groups: vec![],
+            without_payloads: false,
             expires_at: None,
         };
         StoredApiKey::new(new, text, "loopback", Timestamp::from_ms(0))
@@ -389,15 +403,36 @@ mod tests {
             scopes: vec![KeyScope::Admin],
             queues: Some(vec![String::new()]),
             groups: ["ok", "a,b", "", " blank", "line\nbreak"].map(String::from).to_vec(),
+            without_payloads: true,
             expires_at: Some(Timestamp::from_ms(1)),
         };
         let paths: Vec<String> = key.check(Timestamp::from_ms(1)).into_iter().map(|error| error.path).collect();
         let groups = ["groups[1]", "groups[2]", "groups[3]", "groups[4]"];
         assert_eq!(paths[..3], ["name", "queues[0]", "queues"]);
         assert_eq!(paths[3..7], groups);
-        assert_eq!(paths[7..], ["expiresAt"]);
+        assert_eq!(paths[7..], ["withoutPayloads", "expiresAt"]);
         let many = NewApiKey { groups: (0..51).map(|n| n.to_string()).collect(), ..key };
         assert!(many.check(Timestamp::from_ms(0)).iter().any(|error| error.path == "groups"));
+    }
+
+    #[test]
+    fn only_a_key_that_reads_and_does_nothing_else_can_be_without_payloads() {
+        let rejected = |scopes: &[KeyScope]| {
+            let key = NewApiKey {
+                name: "viewer".into(),
+                scopes: scopes.to_vec(),
+                queues: None,
+                groups: vec![],
+                without_payloads: true,
+                expires_at: None,
+            };
+            key.check(Timestamp::from_ms(0)).into_iter().map(|error| error.path).collect::<Vec<_>>()
+        };
+        assert_eq!(rejected(&[KeyScope::Read]), [""; 0]);
+        for other in [KeyScope::Write, KeyScope::Worker, KeyScope::Admin] {
+            assert_eq!(rejected(&[KeyScope::Read, other]), ["withoutPayloads"], "{other}");
+            assert_eq!(rejected(&[other]), ["withoutPayloads"], "{other}");
+        }
     }
 
     #[test]

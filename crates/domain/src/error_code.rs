@@ -1,4 +1,4 @@
-//! Codes by which callers and workers tell errors apart.
+//! Codes by which callers and workers distinguish errors.
 
 use std::{borrow::Cow, fmt};
 
@@ -94,7 +94,7 @@ impl ErrorCode {
             ErrorCode::MethodNotAllowed => "The path exists, but does not accept this method.",
             ErrorCode::RequestTimeout => "The body did not arrive in time.",
             ErrorCode::Conflict => {
-                "Another job has the unique or idempotency key, another worker has the job, or the worker's id is in use."
+                "Another job or task has the unique or idempotency key, another worker has the job, or the worker's id is in use."
             }
             ErrorCode::StaleRun => {
                 "The worker reported about a run that has ended: another run has the job, or the job has finished. The report is ignored."

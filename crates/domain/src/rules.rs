@@ -209,7 +209,7 @@ pub struct Rules {
     /// Limits of jobs.
     pub limits: BTreeMap<Scope, Limit>,
     pub queues: BTreeMap<String, QueueRule>,
-    /// Limits of running tasks, by machine. Apart, because claims of jobs need not look at them.
+    /// Limits of running tasks, by machine. Kept separately, because claims of jobs need not read them.
     pub machines: BTreeMap<String, u32>,
 }
 

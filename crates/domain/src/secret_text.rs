@@ -1,4 +1,4 @@
-//! Secrets that travel in messages.
+//! Secrets that are sent in messages.
 
 use std::{borrow::Cow, fmt};
 
@@ -28,7 +28,7 @@ impl SecretText {
         KeyHash(Sha256::digest(self.0.as_bytes()).into())
     }
 
-    /// Returns the text, for the one who may know it.
+    /// Returns the secret text.
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -1,6 +1,6 @@
 //! Makes text safe for a terminal.
 //!
-//! Callers, workers and brokers choose names, errors and log lines. A terminal obeys the control sequences in them, and shows text after
+//! Callers, workers and brokers choose names, errors and log lines. A terminal interprets the control sequences in them, and shows text after
 //! a bidirectional override in another order.
 
 use std::{

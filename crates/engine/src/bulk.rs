@@ -35,7 +35,7 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
             Ok(()) => {}
             // It would fail again and delay all actions that are due after it.
             Err(error @ (StoreError::Internal { .. } | StoreError::Invalid(_))) => {
-                tracing::error!(bulk = %id, %error, "bulk action abandoned");
+                tracing::error!(bulk = %id, %error, "bulk action stopped by an error");
                 store.bulk_stop(id, &format!("faena: {error}"), now).await?;
             }
             Err(error) => return Err(error),

@@ -38,7 +38,7 @@ pub struct EngineConfig {
     pub assigned_timeout: Duration,
     /// How long a process that was started for a job may take to connect.
     pub scheduled_timeout: Duration,
-    /// How long a job waits for a worker that can run its type before it fails. Zero: for ever.
+    /// How long a job waits for a worker that can run its type before it fails. Zero: forever.
     pub no_handler_timeout: Duration,
     /// Longest time between two rounds of the guardian.
     pub guardian_interval: Duration,

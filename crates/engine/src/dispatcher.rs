@@ -25,7 +25,7 @@ mod ready_lanes;
 
 pub use ready_lanes::ReadyLanes;
 
-/// Most jobs of one claim.
+/// Maximum number of jobs in one claim.
 const MAX_CLAIM: usize = 2_000;
 /// The batch grows when it is used up within `QUICK_MS`, and shrinks when that takes longer than `SLOW_MS`.
 const QUICK_MS: i64 = 25;
@@ -121,7 +121,7 @@ impl Dispatcher {
         };
         let (handled, more) = self.keep_full(&plan, &claims);
         let limited = claims.iter().flat_map(|claim| claim.limited.iter().copied()).collect();
-        let next_at = self.lanes.hold_back(limited, openings);
+        let next_at = self.lanes.mark_limited(limited, openings);
         self.start_claimed(engine, plan, claims, now).await;
         Ok(Round { handled, more: more && self.wanted() > 0, next_at })
     }
@@ -156,7 +156,7 @@ impl Dispatcher {
         plan
     }
 
-    /// Returns the workers that accept jobs now, those with the fewest jobs first. Equals take turns.
+    /// Returns the workers that accept jobs now, those with the fewest jobs first. Workers with the same number take turns.
     fn workers_with_capacity(&self, now: Timestamp) -> Vec<(usize, Arc<ConnectedWorker>)> {
         let all = self.workers.all().into_iter();
         let mut workers: Vec<_> =

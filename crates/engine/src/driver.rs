@@ -125,11 +125,11 @@ fn record_success(health: &LoopHealth, name: &str, round: Round, failures: u32) 
 /// Logs the first of several failures in a row, and counts all of them.
 fn record_failure(health: &LoopHealth, name: &str, error: &EngineError, failures: u32) {
     if failures == 1 && error.is_temporary() {
-        tracing::warn!("loop" = name, %error, "loop waits for the database");
+        tracing::warn!("loop" = name, %error, "loop waits for the database, retrying");
     } else if failures == 1 && matches!(error, EngineError::Queue(_)) {
-        tracing::warn!("loop" = name, %error, "loop waits for Redis");
+        tracing::warn!("loop" = name, %error, "loop waits for Redis, retrying");
     } else if failures == 1 {
-        tracing::error!("loop" = name, %error, "loop failed");
+        tracing::error!("loop" = name, %error, "loop failed, retrying");
     }
     health.update(name, |status| {
         status.failures = u64::from(failures);

@@ -14,7 +14,7 @@ pub enum EngineError {
     /// A worker registered with invalid fields.
     #[error("the registration is not valid")]
     InvalidRegistration(Vec<FieldError>),
-    /// A worker with this id is alive, and the caller did not prove to be it.
+    /// A worker with this id is alive, and the caller did not prove that it is this worker.
     #[error("{}", worker_active(worker, *deadline, *silence))]
     WorkerActive {
         worker: String,

@@ -196,7 +196,7 @@ async fn unattended_jobs(engine: &Engine, now: Timestamp) -> Result<Round, Engin
             continue;
         }
         let reason = failure.message.clone();
-        tracing::warn!(actor = GUARDIAN, job = %job.id(), worker, reason, "job timed out without a server");
+        tracing::warn!(actor = GUARDIAN, job = %job.id(), worker, reason, "job of a dead server timed out");
         let (outcome, lines) = decide_outcome(&job, Err(failure), now);
         ends.push(RunEnd { by_guardian: true, ..job.end(outcome, lines, now) });
     }

@@ -50,7 +50,7 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
     let ids = unserved.iter().map(|lane| lane.id).collect();
     let failed = engine.store.job_fail_unhandled(ids, before, BATCH, now).await?;
     if failed > 0 {
-        tracing::warn!(jobs = failed, "unhandled jobs failed");
+        tracing::warn!(jobs = failed, "jobs failed because no worker can run their type");
     }
     Ok(Round { handled: failed, more: failed >= BATCH, next_at: None })
 }

@@ -74,10 +74,9 @@ impl Engine {
     /// Returns the state of the sources and inboxes of every live node. Of other nodes it is some seconds old.
     pub async fn input_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>, StoreError> {
         let mut reports = self.store.node_reports(now).await?;
-        let own = NodeReport { node: self.node_id(), name: self.config.node_name.clone(), inputs: self.input_views() };
-        match reports.iter_mut().find(|report| report.node == own.node) {
-            Some(report) => *report = own,
-            None => reports.push(own),
+        // A node that has just lost its lease is not in the list until it joins again.
+        if let Some(own) = reports.iter_mut().find(|report| report.node == self.node_id()) {
+            own.inputs = self.input_views();
         }
         Ok(reports)
     }

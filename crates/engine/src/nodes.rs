@@ -55,15 +55,15 @@ impl LeaseHistory {
         matches!(*self.0.lock(), Some((_, last)) if now.ms_since(last) <= lease_ms * 2 / 3)
     }
 
-    fn can_reap(&self, now: Timestamp, lease_ms: i64) -> bool {
+    fn may_declare_dead(&self, now: Timestamp, lease_ms: i64) -> bool {
         matches!(*self.0.lock(), Some((since, last)) if now.ms_since(since) >= lease_ms && now.ms_since(last) <= lease_ms)
     }
 }
 
-/// The lease of this process, as code sees it that is about to start a job.
+/// The lease of this process, which is checked before each start of a job.
 ///
-/// A process that was suspended for longer than its lease continues where it was: with jobs in its hands that other nodes
-/// have started meanwhile. So every start asks here first.
+/// A process that was suspended for longer than its lease continues where it was, with jobs that other nodes may have
+/// started meanwhile.
 pub struct Lease {
     store: Arc<dyn Store>,
     node: CurrentNode,
@@ -99,7 +99,7 @@ impl Lease {
             }
             Ok(false) => false,
             Err(error) => {
-                tracing::warn!(%error, "lease not renewed, no job starts");
+                tracing::warn!(%error, "node lease not renewed, no job starts until it is");
                 false
             }
         }
@@ -120,7 +120,7 @@ pub async fn recover_dead(
     now: Timestamp,
 ) -> Result<Round, StoreError> {
     // SQLite: a process that owned something before this one is certainly dead.
-    if store.is_shared() && !lease_history.can_reap(now, lease_ms) {
+    if store.is_shared() && !lease_history.may_declare_dead(now, lease_ms) {
         return Ok(Round::default());
     }
     let released = store.node_recover(grace_periods, now).await?;
@@ -131,7 +131,7 @@ pub async fn recover_dead(
             nodes = released.nodes,
             orphaned = released.orphaned,
             returned = released.returned,
-            "dead node recovered"
+            "jobs of dead nodes recovered"
         );
     }
     Ok(Round { handled, more: handled > 0, next_at: None })
@@ -160,7 +160,7 @@ pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, Engin
         return Ok(Round::done(1));
     }
     let lost = engine.dispatch.in_flight.drop_all();
-    tracing::error!(jobs = lost.len(), "node declared dead, joining as a new node");
+    tracing::error!(jobs = lost.len(), "this node was declared dead, joining as a new node");
     engine.workers.drop_all(&engine.dispatch.in_flight, CloseReason::ServerDeclaredDead);
     for job in lost {
         job.request_stop("this node lost its lease", now);
@@ -188,7 +188,7 @@ pub async fn reconcile(engine: &Engine, now: Timestamp) -> Result<Round, EngineE
     let cutoff = ClaimCutoff { made_before: before, connected_before: now.plus_ms(-ms(registration)) };
     let released = engine.store.node_reconcile(engine.node_id(), known, cutoff, now).await?;
     if released > 0 {
-        tracing::warn!(jobs = released, "lost claim released");
+        tracing::warn!(jobs = released, "jobs of lost claims released");
     }
     Ok(Round::done(released))
 }

@@ -1,6 +1,6 @@
-//! Looks for changes that no signal announced. It makes every signal dispensable.
+//! Finds changes that no signal announced, so that a lost signal only costs time.
 //!
-//! Behind a pooler that loses notifications it is the only way to learn of jobs that other nodes accepted, so it polls more often
+//! Behind a pooler that loses notifications it is the only way to find jobs that other nodes accepted, so it polls more often
 //! while there is work.
 
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -40,8 +40,8 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
 /// Returns when to poll again, if that is earlier than usual: other nodes exist, their signals do not arrive, and there is work.
 fn next_poll(engine: &Engine, poll: &Poll, now: Timestamp) -> Option<Timestamp> {
     let has_work = !poll.ready_lanes.is_empty() || engine.dispatch.in_flight.count() > 0;
-    let is_deaf = poll.nodes > 1 && engine.store.signal_problem().is_some();
-    if !is_deaf {
+    let has_no_signals = poll.nodes > 1 && engine.store.signal_problem().is_some();
+    if !has_no_signals {
         return None;
     }
     engine.poller.record(has_work, now);

@@ -59,7 +59,7 @@ struct Pool {
     start_failures: Mutex<StartFailures>,
 }
 
-/// One process, or a place for one that is not started yet.
+/// One process, or a slot for one that is not started yet.
 struct Member {
     worker: Arc<ConnectedWorker>,
     /// What its process needs to connect as this worker.
@@ -104,10 +104,10 @@ impl EndedProcess {
 }
 
 impl EndedProcess {
-    /// Returns whether it ended before it was of any use: it never connected, or ended successfully without having had a job.
+    /// Returns whether it ended without doing any work: it never connected, or ended successfully without having had a job.
     ///
     /// Without this rule a command that ends at once, such as `true`, would be started again without a pause.
-    fn is_useless(&self, worker: Option<&ConnectedWorker>) -> bool {
+    fn has_done_nothing(&self, worker: Option<&ConnectedWorker>) -> bool {
         match (self.end.is_success(), worker) {
             (true, Some(worker)) if worker.state().is_operational() => !worker.has_received_jobs(),
             (true, None) => !self.has_worked,
@@ -126,7 +126,7 @@ struct StartFailures {
 /// Time between two rounds.
 const PERIOD: Duration = Duration::from_secs(1);
 const MAX_BACKOFF_MS: i64 = 60_000;
-/// After this many failures in a row a person has to look at the pool.
+/// After this many consecutive failures, a person has to check the pool.
 const REPORTED_FAILURES: u32 = 5;
 /// A process that has run for this long did not crash at its start.
 const STARTED_MS: i64 = 10_000;
@@ -204,7 +204,7 @@ impl Pool {
 
     async fn end_worker_of(&self, engine: &Engine, process: &EndedProcess, now: Timestamp) -> Result<(), EngineError> {
         let worker = engine.workers.find(process.worker);
-        let has_failed = process.has_ended_early && process.is_useless(worker.as_deref());
+        let has_failed = process.has_ended_early && process.has_done_nothing(worker.as_deref());
         let retry_in = has_failed.then(|| self.delay_next_start(now));
         let reason = match (process.has_timed_out, retry_in) {
             (true, _) => format!("process did not connect within {:?}", engine.config.scheduled_timeout),
@@ -261,7 +261,7 @@ impl Pool {
                 error,
                 failures,
                 command = masked_words(&self.config.command),
-                "pool is broken"
+                "pool processes keep failing, check the command"
             );
         }
     }
@@ -269,12 +269,12 @@ impl Pool {
     /// Updates each member: its connection, whether it can be started, whether it is late, spent or idle.
     fn update_members(&self, engine: &Engine, now: Timestamp) -> usize {
         let mut handled = 0;
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         for (id, member) in self.members.lock().iter_mut() {
             match engine.workers.find(*id) {
                 Some(worker) => member.worker = worker,
                 None if member.process.is_none() => {
-                    gone.push(*id);
+                    removed.push(*id);
                     continue;
                 }
                 // It has deregistered: its process ends by itself, or is killed.
@@ -304,7 +304,7 @@ impl Pool {
             member.idle_since = if jobs > 0 { None } else { member.idle_since.or(Some(now)) };
         }
         let mut members = self.members.lock();
-        for id in gone {
+        for id in removed {
             members.remove(&id);
         }
         handled
@@ -360,7 +360,7 @@ impl Pool {
         }
         let capabilities = self.capabilities();
         let rules = engine.store.rules();
-        // Jobs that a pause or a limit holds back need no process.
+        // Jobs that cannot start because of a pause or a limit need no process.
         let waiting: i64 = lanes
             .iter()
             .filter(|lane| capabilities.covers(&lane.queue, &lane.kind) && rules.pause(&lane.queue).is_none())
@@ -378,7 +378,7 @@ impl Pool {
             (members.len(), unstarted, members.values().map(|member| member.worker.load().0).sum::<usize>())
         };
         let missing = if self.config.ephemeral {
-            // One place is kept open; its process is started when it gets a job.
+            // One slot is kept open; its process is started when it gets a job.
             let wanted = waiting.clamp(1, 16);
             wanted.saturating_sub(unstarted).min(self.config.max.saturating_sub(size))
         } else {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use faena_domain::Timestamp;
-use faena_store::{Retention, Store, StoreError};
+use faena_store::{HistoryCutoffs, Retention, Store, StoreError};
 
 use crate::{Round, config::ms};
 
@@ -12,6 +12,8 @@ const BATCH: usize = 500;
 const LANE_BATCH: usize = 500;
 /// Events are smaller than jobs, and there are more of them.
 const EVENT_BATCH: usize = 5_000;
+/// The history per minute shows the last hour. Twice that is kept, so that a caller may ask for a little more.
+const MINUTES_KEPT_MS: i64 = 2 * 3_600_000;
 
 pub async fn run_once(
     store: &dyn Store,
@@ -22,8 +24,12 @@ pub async fn run_once(
     let jobs = store.job_prune(retention, BATCH, now).await?;
     let tasks = store.task_prune(now.plus_ms(-retention.longest_ms()), BATCH).await?;
     let events = store.event_prune(now.plus_ms(-ms(keep_events)), EVENT_BATCH, now).await?;
-    let (hours, days) = (now.plus_ms(-retention.hourly_history_ms), now.plus_ms(-retention.daily_history_ms));
-    let history = store.history_prune(hours, days, EVENT_BATCH).await?;
+    let cutoffs = HistoryCutoffs {
+        minutes: now.plus_ms(-MINUTES_KEPT_MS),
+        hours: now.plus_ms(-retention.hourly_history_ms),
+        days: now.plus_ms(-retention.daily_history_ms),
+    };
+    let history = store.history_prune(cutoffs, EVENT_BATCH).await?;
     let lanes = store.lane_reclaim(LANE_BATCH).await?;
     let more =
         jobs == BATCH || tasks == BATCH || events == EVENT_BATCH || history >= EVENT_BATCH || lanes == LANE_BATCH;

@@ -49,7 +49,7 @@ pub fn decide_outcome(
     }
 }
 
-/// Bytes of an error in the log. The error itself is stored beside it, as long as it is.
+/// Bytes of an error in the log. The whole error is stored with the attempt.
 const MAX_LOGGED_BYTES: usize = 8 << 10;
 
 /// Returns the beginning of a long error.

@@ -15,18 +15,18 @@ use faena_store::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 const MAX_TASKS: usize = 100;
-/// Most records of one task.
+/// Maximum number of records of one task.
 const MAX_RECORDS: usize = 1_000;
 const MAX_JOBS: usize = 1_000;
 const PAGE: usize = 100;
 const MAX_EVENTS: usize = 10_000;
-/// Most webhooks of one job or task.
+/// Maximum number of webhooks of one job or task.
 const MAX_WEBHOOKS: usize = 20;
-/// Most audit entries of one job or task.
+/// Maximum number of audit entries of one job or task.
 const MAX_AUDIT: usize = 100;
 /// Jobs that are read concurrently.
 const CONCURRENCY: usize = 4;
-/// Most ticks of a schedule that are searched for the one that created a job.
+/// Maximum number of ticks of a schedule that are searched for the one that created a job.
 const MAX_TICKS: usize = 20;
 
 /// Returns the timeline of a correlation id, or `None` if nothing has this id.

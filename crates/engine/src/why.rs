@@ -12,27 +12,27 @@ use serde_json::json;
 
 use crate::{Engine, EngineError, QueueStatus, builtin::how_to_allow, config::ms};
 
-/// Most jobs or workers that are listed by id.
+/// Maximum number of jobs or workers that are listed by id.
 const MAX_LISTED: usize = 10;
-/// Most workers that are considered.
+/// Maximum number of workers that are considered.
 const MAX_WORKERS: usize = 10_000;
 
 impl Engine {
-    /// Explains why a job is in its state. Returns `None` if there is no such job.
-    pub async fn why(&self, id: JobId, now: Timestamp) -> Result<Option<Explanation>, EngineError> {
-        let Some(job) = self.store.job_get(id).await? else { return Ok(None) };
+    /// Explains why a job is in its state. Returns `None` if it was deleted.
+    pub async fn why(&self, job: &JobView, now: Timestamp) -> Result<Option<Explanation>, EngineError> {
+        let id = job.id;
         let unserved = if job.status == JobState::Queued { self.unserved_lanes(&job.queue).await? } else { Vec::new() };
         let Some(position) = self.store.job_position(id, unserved).await? else { return Ok(None) };
         let reasons = match job.status {
-            JobState::Pending => pending(&job, &position, now),
-            JobState::Retrying => vec![retrying(&job)],
-            JobState::Queued => queued(self, &job, &position, now).await?,
+            JobState::Pending => pending(job, &position, now),
+            JobState::Retrying => vec![retrying(job)],
+            JobState::Queued => queued(self, job, &position, now).await?,
             JobState::Scheduled | JobState::Assigned | JobState::Processing => {
-                in_flight(self, &job, &position, now).await?
+                in_flight(self, job, &position, now).await?
             }
-            JobState::Completed => vec![completed(&job)],
-            JobState::Failed => vec![failed(&job)],
-            JobState::Cancelled => vec![cancelled(&job)],
+            JobState::Completed => vec![completed(job)],
+            JobState::Failed => vec![failed(job)],
+            JobState::Cancelled => vec![cancelled(job)],
         };
         Ok(Some(Explanation::new(id, job.status, reasons)))
     }
@@ -255,7 +255,11 @@ async fn workers(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<R
         if !disconnected.is_empty() {
             let until = disconnected.iter().filter_map(|w| w.deadline).min();
             let message = format!("worker {} is disconnected and may reconnect", ids(&disconnected).join(", "));
-            reasons.push(Reason::new("worker_away", message, json!({"workers": ids(&disconnected), "until": until})));
+            reasons.push(Reason::new(
+                "worker_disconnected",
+                message,
+                json!({"workers": ids(&disconnected), "until": until}),
+            ));
         }
     } else if able.iter().all(|worker| is_full(engine, worker)) {
         let message = match able.len() {
@@ -290,7 +294,7 @@ fn breaker_retry_at(engine: &Engine, view: &WorkerView, now: Timestamp) -> Optio
 
 /// Reasons that stop all jobs of its kind.
 const BLOCKING: [&str; 6] =
-    ["redis_unavailable", "queue_paused", "no_worker", "worker_draining", "worker_away", "breaker_open"];
+    ["redis_unavailable", "queue_paused", "no_worker", "worker_draining", "worker_disconnected", "breaker_open"];
 
 fn only_ahead(job: &JobView, position: &JobPosition) -> Reason {
     let jobs = position.ahead;

@@ -1,4 +1,4 @@
-//! The machines that Faena brings with it.
+//! The machines that are built into Faena.
 
 /// Names and definitions of the built-in machines.
 pub const BUILT_IN: [(&str, &str); 1] = [("coding-task", include_str!("../machines/coding-task.yaml"))];

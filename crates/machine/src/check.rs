@@ -1,11 +1,11 @@
-//! Checks that a machine cannot get stuck, cannot run for ever, and that its expressions fit its data.
+//! Checks that a machine cannot get stuck, cannot run forever, and that its expressions fit its data.
 
 use std::collections::BTreeSet;
 
 use crate::{
     Expression, Finding, Template, cycles,
     definition::{Action, Definition, State, StateIndex, Transition},
-    node::Place,
+    node::Position,
     types::Scope,
 };
 
@@ -16,11 +16,11 @@ pub(crate) struct Gaps {
     pub any: bool,
     /// Whether a target is unknown.
     pub targets: bool,
-    /// States with a fault inside.
+    /// States with an error inside.
     pub states: BTreeSet<StateIndex>,
 }
 
-/// Returns every fault of a definition that could be read.
+/// Returns every error of a definition that could be read.
 pub(crate) fn check(definition: &Definition, gaps: &Gaps) -> Vec<Finding> {
     let mut check = Check { definition, findings: Vec::new() };
     if !gaps.targets {
@@ -41,8 +41,8 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    fn add(&mut self, place: Place, path: impl Into<String>, message: impl Into<String>) {
-        self.findings.push(Finding::new(place, path, message));
+    fn add(&mut self, position: Position, path: impl Into<String>, message: impl Into<String>) {
+        self.findings.push(Finding::new(position, path, message));
     }
 
     fn state_path(&self, index: StateIndex) -> String {
@@ -72,7 +72,7 @@ impl<'a> Check<'a> {
         }
         for (index, state) in definition.states.iter().enumerate() {
             if !reached.contains(&index) {
-                self.add(state.place, self.state_path(index), "no transition leads to this state");
+                self.add(state.position, self.state_path(index), "no transition leads to this state");
             }
         }
     }
@@ -84,19 +84,19 @@ impl<'a> Check<'a> {
             let path = self.state_path(index);
             for transition in state.on.iter().flat_map(|(_, transitions)| transitions) {
                 for name in transition.reset.iter().filter(|name| !definition.counters.contains_key(*name)) {
-                    self.add(transition.place, &path, format!("resets \"{name}\", which is not under \"counters\""));
+                    self.add(transition.position, &path, format!("resets \"{name}\", which is not under \"counters\""));
                 }
                 let Some(name) = &transition.counter else { continue };
                 used.insert(name.as_str());
                 match definition.counters.get(name) {
                     None => {
                         let message = format!("counts \"{name}\", which is not declared under \"counters\"");
-                        self.add(transition.place, &path, message);
+                        self.add(transition.position, &path, message);
                     }
                     Some(counter) if counter.exceeded.is_none() && transition.exceeded.is_none() => {
                         let message =
                             format!("\"exceeded\" is missing: say which state follows when \"{name}\" is used up");
-                        self.add(transition.place, &path, message);
+                        self.add(transition.position, &path, message);
                     }
                     Some(_) => {}
                 }
@@ -104,7 +104,7 @@ impl<'a> Check<'a> {
         }
         let unused = definition.counters.iter().filter(|(name, _)| !gaps.any && !used.contains(name.as_str()));
         for (name, counter) in unused {
-            self.add(counter.place, format!("counters.{name}"), "no transition has this counter as its \"loop\"");
+            self.add(counter.position, format!("counters.{name}"), "no transition has this counter as its \"loop\"");
         }
     }
 
@@ -116,17 +116,17 @@ impl<'a> Check<'a> {
         if state.ends.is_some() {
             let does_something = !state.on.is_empty() || state.deadline.is_some() || state.approval.is_some();
             if does_something || state.poll.is_some() || !state.timers.is_empty() || state.initial.is_some() {
-                self.add(state.place, &path, "a final state has no transitions, deadlines, timers or inner states");
+                self.add(state.position, &path, "a final state has no transitions, deadlines, timers or inner states");
             }
             if state.parent.is_some() {
-                self.add(state.place, &path, "a final state must not be inside another state");
+                self.add(state.position, &path, "a final state must not be inside another state");
             }
             return;
         }
         if state.initial.is_none() {
             if around.iter().all(|state| state.targets().is_empty()) {
                 self.add(
-                    state.place,
+                    state.position,
                     &path,
                     "a task could never leave this state: add a transition or \"final: true\"",
                 );
@@ -137,8 +137,8 @@ impl<'a> Check<'a> {
             });
             if !is_limited {
                 let message =
-                    "a task could wait here for ever: add a \"deadline\", or \"forever: true\" if that is meant";
-                self.add(state.place, &path, message);
+                    "a task could wait here forever: add a \"deadline\", or \"forever: true\" if that is intended";
+                self.add(state.position, &path, message);
             }
         }
         if let Some(poll) = &state.poll {
@@ -146,7 +146,7 @@ impl<'a> Check<'a> {
                 around.iter().find_map(|state| state.deadline.as_ref().and_then(|deadline| deadline.silence_ms));
             if silence.is_some_and(|silence| silence < 2 * poll.every_ms) {
                 let message = "\"silence\" must be at least twice \"poll.every\", or one lost answer ends the task";
-                self.add(poll.place, format!("{path}.poll"), message);
+                self.add(poll.position, format!("{path}.poll"), message);
             }
         }
         self.approval(index, &around);
@@ -158,7 +158,7 @@ impl<'a> Check<'a> {
         if let Some(approval) = &state.approval {
             for event in ["approval.granted", "approval.denied"] {
                 if around.iter().all(|state| state.transitions(event).is_empty()) {
-                    self.add(approval.place, &path, format!("has an approval, but no transition for \"{event}\""));
+                    self.add(approval.position, &path, format!("has an approval, but no transition for \"{event}\""));
                 }
             }
         }
@@ -166,12 +166,12 @@ impl<'a> Check<'a> {
         if let Some(transition) = decides
             && around.iter().all(|state| state.approval.is_none())
         {
-            self.add(transition.place, &path, "\"approve\" decides about an approval, and this state has none");
+            self.add(transition.position, &path, "\"approve\" decides about an approval, and this state has none");
         }
         for (event, transitions) in state.on.iter().filter(|(event, _)| !self.definition.events.contains_key(event)) {
             if let Some(transition) = transitions.iter().find(|transition| transition.decision.is_some()) {
                 let message = format!("\"approve\" is the decision of a caller, and no caller sends \"{event}\"");
-                self.add(transition.place, &path, message);
+                self.add(transition.position, &path, message);
             }
         }
     }
@@ -183,11 +183,11 @@ impl<'a> Check<'a> {
             let state = &self.definition.states[*first];
             let names: Vec<&str> = states.iter().map(|index| self.definition.states[*index].name.as_str()).collect();
             let message = format!(
-                "a task could come back to this state for ever, through {}: count one of the transitions with \"loop\" \
+                "a task could come back to this state forever, through {}: count one of the transitions with \"loop\" \
                  (and do not reset that counter on the way), or give a state on the way a deadline or an approval",
                 names.join(", ")
             );
-            self.add(state.place, self.state_path(*first), message);
+            self.add(state.position, self.state_path(*first), message);
         }
     }
 
@@ -232,7 +232,7 @@ impl<'a> Check<'a> {
 
     fn typed(&mut self, expression: &Expression, scope: &Scope<'_>, guard: bool, path: &str) {
         for error in expression.type_errors(scope, guard) {
-            self.add(expression.place(), path, error);
+            self.add(expression.position(), path, error);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds cycles in which a task could run for ever.
+//! Finds cycles in which a task could run forever.
 
 use std::collections::BTreeSet;
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     expression::{Expression, Template},
-    node::Place,
+    node::Position,
 };
 
 /// Position of a state in [`Definition::states`].
@@ -97,7 +97,7 @@ pub const MAX_RUNNING: u32 = 10_000;
 
 #[derive(Debug)]
 pub struct Counter {
-    pub place: Place,
+    pub position: Position,
     pub max: u32,
     /// The state that a task moves to instead of counting beyond `max`.
     pub exceeded: Option<StateIndex>,
@@ -106,7 +106,7 @@ pub struct Counter {
 #[derive(Debug, Default)]
 pub struct State {
     pub name: String,
-    pub place: Place,
+    pub position: Position,
     pub title: Option<String>,
     pub description: Option<String>,
     pub parent: Option<StateIndex>,
@@ -140,7 +140,7 @@ pub enum Ending {
 
 #[derive(Debug, Default)]
 pub struct Transition {
-    pub place: Place,
+    pub position: Position,
     pub guard: Option<Expression>,
     /// Without a target the task stays in its state, and nothing is entered or left.
     pub to: Option<StateIndex>,
@@ -185,7 +185,7 @@ pub struct Deadline {
 
 #[derive(Debug)]
 pub struct Poll {
-    pub place: Place,
+    pub position: Position,
     pub every_ms: i64,
     pub event: String,
     pub data: Template,
@@ -200,7 +200,7 @@ pub struct TimerRule {
 
 #[derive(Debug)]
 pub struct ApprovalRule {
-    pub place: Place,
+    pub position: Position,
     /// The thing that is approved. Its hash identifies it.
     pub subject: Template,
     /// Number of approvals that are needed. One denial is enough.
@@ -271,16 +271,16 @@ impl State {
         self.entry.iter().chain(&self.exit).chain(transitions.flat_map(|transition| &transition.actions))
     }
 
-    /// Returns every state that this one can lead to, with the place of the edge.
-    pub fn targets(&self) -> Vec<(StateIndex, Place)> {
+    /// Returns every state that this one can lead to, with the position of the edge.
+    pub fn targets(&self) -> Vec<(StateIndex, Position)> {
         let mut targets = Vec::new();
         for transition in self.on.iter().flat_map(|(_, transitions)| transitions) {
-            targets.extend(transition.to.map(|to| (to, transition.place)));
-            targets.extend(transition.exceeded.map(|to| (to, transition.place)));
+            targets.extend(transition.to.map(|to| (to, transition.position)));
+            targets.extend(transition.exceeded.map(|to| (to, transition.position)));
         }
-        targets.extend(self.deadline.iter().map(|deadline| (deadline.to, self.place)));
+        targets.extend(self.deadline.iter().map(|deadline| (deadline.to, self.position)));
         let expiry = self.approval.as_ref().and_then(|approval| approval.expires.as_ref());
-        targets.extend(expiry.map(|expiry| (expiry.to, self.place)));
+        targets.extend(expiry.map(|expiry| (expiry.to, self.position)));
         targets
     }
 }

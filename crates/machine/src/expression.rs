@@ -21,7 +21,7 @@ use cel::{
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::node::Place;
+use crate::node::Position;
 
 /// Names that an expression may use.
 pub const VARIABLES: [&str; 5] = ["ctx", "event", "meta", "task", "now"];
@@ -38,7 +38,7 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 pub struct Expression {
     source: String,
     syntax: IdedExpr,
-    place: Place,
+    position: Position,
     /// The variables that it mentions. Only these are converted for an evaluation.
     uses: Vec<&'static str>,
     has_fingerprint: bool,
@@ -152,20 +152,20 @@ impl Expression {
         uses.sort_unstable();
         uses.dedup();
         let path = path(&syntax);
-        Expression { source: source.to_owned(), syntax, place: Place::default(), uses, has_fingerprint, path }
+        Expression { source: source.to_owned(), syntax, position: Position::default(), uses, has_fingerprint, path }
     }
 
     /// Notes where the expression was written.
-    pub(crate) fn at(self, place: Place) -> Expression {
-        Expression { place, ..self }
+    pub(crate) fn at(self, position: Position) -> Expression {
+        Expression { position, ..self }
     }
 
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.place
+    pub(crate) fn position(&self) -> Position {
+        self.position
     }
 
     pub(crate) fn syntax(&self) -> &IdedExpr {
@@ -190,14 +190,14 @@ impl Expression {
         for name in &self.uses {
             context.add_variable_from_value(*name, variables.value(name));
         }
-        let fault = |error: &dyn fmt::Display| format!("\"{}\": {error}", self.source);
+        let failed = |error: &dyn fmt::Display| format!("\"{}\": {error}", self.source);
         if self.has_fingerprint {
             context
                 .add_function("fingerprint", |This(text): This<Arc<String>>| fingerprint(&text))
-                .map_err(|e| fault(&e))?;
+                .map_err(|e| failed(&e))?;
         }
-        let value = cel::Value::resolve(&self.syntax, &context).map_err(|error| fault(&error))?;
-        value.json().map_err(|_| fault(&"the result has no form in JSON"))
+        let value = cel::Value::resolve(&self.syntax, &context).map_err(|error| failed(&error))?;
+        value.json().map_err(|_| failed(&"the result cannot be written as JSON"))
     }
 
     /// Evaluates a guard. A guard must be true or false.
@@ -442,14 +442,14 @@ mod tests {
             (&deep, "at most 64 deep"),
             (nested, "at most 2 deep"),
         ] {
-            let error = Expression::compile(source).expect_err("a fault");
+            let error = Expression::compile(source).expect_err("an error");
             assert!(error.contains(part), "{source}: {error}");
         }
     }
 
     #[test]
-    fn a_fault_at_run_time_names_the_expression() {
-        let error = evaluate("ctx.missing.field").expect_err("a fault");
+    fn an_error_at_run_time_names_the_expression() {
+        let error = evaluate("ctx.missing.field").expect_err("an error");
         assert!(error.starts_with("\"ctx.missing.field\": "), "{error}");
         assert!(evaluate("1 / (ctx.n - 3)").is_err());
     }

@@ -1,30 +1,30 @@
-//! What is wrong with a definition, with its place in the text.
+//! What is wrong with a definition, with its position in the text.
 
 use std::fmt;
 
 use serde::Serialize;
 
-use crate::node::Place;
+use crate::node::Position;
 
-/// A fault in a definition.
+/// An error in a definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    pub place: Place,
+    pub position: Position,
     /// Path of the value, as in `states.PLANNING.on`.
     pub path: String,
     pub message: String,
 }
 
 impl Finding {
-    pub fn new(place: Place, path: impl Into<String>, message: impl Into<String>) -> Finding {
-        Finding { place, path: path.into(), message: message.into() }
+    pub fn new(position: Position, path: impl Into<String>, message: impl Into<String>) -> Finding {
+        Finding { position, path: path.into(), message: message.into() }
     }
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.place.line > 0 {
-            write!(f, "line {}: ", self.place.line)?;
+        if self.position.line > 0 {
+            write!(f, "line {}: ", self.position.line)?;
         }
         if !self.path.is_empty() {
             write!(f, "{}: ", self.path)?;
@@ -43,7 +43,7 @@ struct FindingView<'a> {
 
 impl Serialize for Finding {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Place { line, column } = self.place;
+        let Position { line, column } = self.position;
         FindingView { line, column, path: &self.path, message: &self.message }.serialize(serializer)
     }
 }

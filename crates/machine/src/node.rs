@@ -7,16 +7,16 @@ use serde_saphyr::Spanned;
 
 use crate::Finding;
 
-/// A value of a definition, with the place where it starts.
+/// A value of a definition, with the position where it starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    pub place: Place,
+    pub position: Position,
     pub value: NodeValue,
 }
 
 /// A line and a column, both counted from 1. Line 0 is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Position {
     pub line: u64,
     pub column: u64,
 }
@@ -34,7 +34,7 @@ pub enum NodeValue {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    pub place: Place,
+    pub position: Position,
     pub key: String,
     pub value: Node,
 }
@@ -56,7 +56,7 @@ impl Node {
     pub fn parse(text: &str) -> Result<Node, Finding> {
         if text.len() > MAX_BYTES {
             let message = format!("a definition may have at most {MAX_BYTES} bytes; this one has {}", text.len());
-            return Err(Finding::new(Place::default(), "", message));
+            return Err(Finding::new(Position::default(), "", message));
         }
         EXPANDED.set((0, 0));
         let options = serde_saphyr::options! {
@@ -71,16 +71,16 @@ impl Node {
         };
         let parsed: Result<Spanned<Node>, _> = serde_saphyr::from_str_with_options(text, options);
         parsed.map(Node::from_spanned).map_err(|error| {
-            let place = error.location().map(Place::from).unwrap_or_default();
-            Finding::new(place, "", format!("not valid YAML or JSON: {}", error.without_snippet()))
+            let position = error.location().map(Position::from).unwrap_or_default();
+            Finding::new(position, "", format!("not valid YAML or JSON: {}", error.without_snippet()))
         })
     }
 
     fn from_spanned(node: Spanned<Node>) -> Node {
-        Node { place: node.referenced.into(), ..node.value }
+        Node { position: node.referenced.into(), ..node.value }
     }
 
-    /// Returns the value as JSON, without the places.
+    /// Returns the value as JSON, without the positions.
     pub fn to_json(&self) -> serde_json::Value {
         use serde_json::Value;
         match &self.value {
@@ -106,16 +106,16 @@ impl Node {
     }
 }
 
-impl From<serde_saphyr::Location> for Place {
-    fn from(location: serde_saphyr::Location) -> Place {
-        Place { line: location.line(), column: location.column() }
+impl From<serde_saphyr::Location> for Position {
+    fn from(location: serde_saphyr::Location) -> Position {
+        Position { line: location.line(), column: location.column() }
     }
 }
 
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Node, D::Error> {
         let value = deserializer.deserialize_any(NodeVisitor)?;
-        Ok(Node { place: Place::default(), value })
+        Ok(Node { position: Position::default(), value })
     }
 }
 
@@ -194,8 +194,8 @@ impl<'de> de::Visitor<'de> for NodeVisitor {
         let mut nodes = Vec::new();
         while let Some((key, value)) = entries.next_entry::<Spanned<String>, Spanned<Node>>()? {
             count(key.value.len())?;
-            let place = key.referenced.into();
-            nodes.push(Entry { place, key: key.value, value: Node::from_spanned(value) });
+            let position = key.referenced.into();
+            nodes.push(Entry { position, key: key.value, value: Node::from_spanned(value) });
         }
         Ok(NodeValue::Map(nodes))
     }
@@ -211,26 +211,26 @@ mod tests {
             Node::parse("machine: a\nstates:\n  A:\n    on:\n      go: B\n    list: [1, two]\n").expect("it is valid");
         let NodeValue::Map(entries) = &node.value else { panic!("{node:?}") };
         let NodeValue::Map(states) = &entries[1].value.value else { panic!() };
-        assert_eq!((states[0].key.as_str(), states[0].place.line), ("A", 3));
+        assert_eq!((states[0].key.as_str(), states[0].position.line), ("A", 3));
         let NodeValue::Map(state) = &states[0].value.value else { panic!() };
-        assert_eq!((state[0].key.as_str(), state[0].place.line), ("on", 4), "\"on\" is a key, not a boolean");
+        assert_eq!((state[0].key.as_str(), state[0].position.line), ("on", 4), "\"on\" is a key, not a boolean");
         let NodeValue::List(list) = &state[1].value.value else { panic!() };
-        assert_eq!((list[1].place.line, list[1].to_json()), (6, "two".into()));
+        assert_eq!((list[1].position.line, list[1].to_json()), (6, "two".into()));
     }
 
     #[test]
     fn json_is_read_with_its_lines() {
         let node = Node::parse("{\n  \"machine\": \"a\",\n  \"version\": 1\n}").expect("it is valid");
         let NodeValue::Map(entries) = &node.value else { panic!("{node:?}") };
-        assert_eq!(entries[1].place.line, 3);
+        assert_eq!(entries[1].position.line, 3);
         assert_eq!(node.to_json(), serde_json::json!({"machine": "a", "version": 1}));
     }
 
     #[test]
     fn invalid_text_is_reported_with_its_line() {
-        let finding = Node::parse("a: 1\nb: [1\n").expect_err("a fault");
-        assert!(finding.place.line >= 2, "{finding:?}");
-        let finding = Node::parse("a: 1\na: 2\n").expect_err("a fault");
-        assert_eq!(finding.place.line, 2, "{finding:?}");
+        let finding = Node::parse("a: 1\nb: [1\n").expect_err("an error");
+        assert!(finding.position.line >= 2, "{finding:?}");
+        let finding = Node::parse("a: 1\na: 2\n").expect_err("an error");
+        assert_eq!(finding.position.line, 2, "{finding:?}");
     }
 }

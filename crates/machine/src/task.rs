@@ -32,7 +32,7 @@ pub struct Task {
     pub ended_at: Option<Timestamp>,
     /// The task's data, always an object.
     pub data: Value,
-    /// When a task started that was queued.
+    /// When a queued task started.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub started_at: Option<Timestamp>,
     /// The state that a queued task starts in, if it is not the first one of its machine.
@@ -74,7 +74,7 @@ pub struct Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It has not started: its machine runs as many tasks as it may.
+    /// It has not started: its machine has reached its limit of running tasks.
     Queued,
     Running,
     Paused,
@@ -84,6 +84,21 @@ pub enum Status {
 }
 
 impl Status {
+    pub const ALL: [Status; 6] =
+        [Status::Queued, Status::Running, Status::Paused, Status::Completed, Status::Failed, Status::Cancelled];
+
+    /// Returns the name that the API and the database use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Status::Queued => "queued",
+            Status::Running => "running",
+            Status::Paused => "paused",
+            Status::Completed => "completed",
+            Status::Failed => "failed",
+            Status::Cancelled => "cancelled",
+        }
+    }
+
     pub fn has_ended(self) -> bool {
         matches!(self, Status::Completed | Status::Failed | Status::Cancelled)
     }
@@ -183,12 +198,12 @@ pub struct Event {
     pub at: Timestamp,
 }
 
-/// Someone who acts on a task.
+/// A person or service that acts on a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// The name, for people.
+    /// Display name.
     pub actor: String,
-    /// Identifies the caller. Names may be given twice; this is not.
+    /// Identifies the caller. Unlike the name, it is unique.
     pub identity: String,
     /// The groups that the caller belongs to.
     pub groups: Vec<String>,
@@ -246,6 +261,21 @@ pub enum Outcome {
     Forbidden,
     /// Not an event of the machine, or a payload that does not fit: it changed nothing.
     Invalid,
+}
+
+impl Outcome {
+    /// Returns the name that the API uses.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Applied => "applied",
+            Outcome::Deferred => "deferred",
+            Outcome::Ignored => "ignored",
+            Outcome::Stale => "stale",
+            Outcome::Rejected => "rejected",
+            Outcome::Forbidden => "forbidden",
+            Outcome::Invalid => "invalid",
+        }
+    }
 }
 
 /// Something to do outside of the task, in the same transaction.
@@ -332,6 +362,24 @@ impl Task {
             progress_at: now,
             progress: Value::Null,
             deferred: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_api() {
+        for status in Status::ALL {
+            assert_eq!(json!(status), status.as_str());
+        }
+        use Outcome::*;
+        for outcome in [Applied, Deferred, Ignored, Stale, Rejected, Forbidden, Invalid] {
+            assert_eq!(json!(outcome), outcome.as_str());
         }
     }
 }

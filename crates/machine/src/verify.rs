@@ -1,4 +1,4 @@
-//! Checks a stored task against its definition. `faena doctor` proves with it that no task is stuck.
+//! Checks a stored task against its definition. `faena doctor` uses it to check that no task is stuck.
 
 use faena_domain::Timestamp;
 
@@ -8,31 +8,31 @@ use crate::{
 };
 
 /// Returns the contradictions within a task, or between it and its definition. Missing timers are not among them: [`with_timers`] adds them.
-pub fn faults(definition: &Definition, task: &Task) -> Vec<String> {
-    let mut faults = path_faults(definition, task);
+pub fn contradictions(definition: &Definition, task: &Task) -> Vec<String> {
+    let mut contradictions = path_contradictions(definition, task);
     let epochs: Vec<u64> = task.active.iter().map(|active| active.epoch).collect();
     if epochs.windows(2).any(|pair| pair[0] >= pair[1]) || epochs.last().is_some_and(|last| *last != task.epoch) {
-        faults.push(format!("its states have the epochs {epochs:?}, and it has {}", task.epoch));
+        contradictions.push(format!("its states have the epochs {epochs:?}, and it has {}", task.epoch));
     }
     if task.status.has_ended() != task.ended_at.is_some() {
-        faults.push("its status contradicts its end".to_owned());
+        contradictions.push("its status contradicts its end".to_owned());
     }
     if (task.status == Status::Paused) != task.paused_at.is_some() {
-        faults.push("its status contradicts its pause".to_owned());
+        contradictions.push("its status contradicts its pause".to_owned());
     }
     if task.status.has_ended() && (!task.timers.is_empty() || task.approval.is_some()) {
-        faults.push("it has ended with a timer or an open approval".to_owned());
+        contradictions.push("it has ended with a timer or an open approval".to_owned());
     }
     if let Some(approval) = &task.approval
         && !task.is_active(&approval.state, approval.epoch)
     {
-        faults.push(format!("its approval belongs to an earlier stay in {}", approval.state));
+        contradictions.push(format!("its approval belongs to an earlier stay in {}", approval.state));
     }
-    faults
+    contradictions
 }
 
 /// Checks that the active states lead from a top-level state to an innermost one.
-fn path_faults(definition: &Definition, task: &Task) -> Vec<String> {
+fn path_contradictions(definition: &Definition, task: &Task) -> Vec<String> {
     let mut parent = None;
     for active in &task.active {
         match definition.state(&active.state) {
@@ -61,7 +61,7 @@ fn path_faults(definition: &Definition, task: &Task) -> Vec<String> {
 /// Returns the task with exactly the timers that its states need, or `None` if it has them.
 ///
 /// A task that has not ended always has the timer of its lifetime, and those of the deadlines, polls and open approvals of its
-/// states: without one of them it could wait for ever. What is added is due as if it had been there all along.
+/// states: without one of them it could wait forever. What is added is due as if it had been there all along.
 pub fn with_timers(definition: &Definition, task: &Task, now: Timestamp) -> Option<Task> {
     if task.status.has_ended() {
         return None;

@@ -57,7 +57,7 @@ pub(crate) fn kill_orphans() {
     // No process is started meanwhile, so each child is either known or an orphan.
     let known = KNOWN.lock();
     if !kill_children(&|process| !known.contains(&process), Some(ORPHAN_LIMIT)) {
-        tracing::error!("processes of a killed guard did not end");
+        tracing::error!("processes could not be killed after their guard was killed, kill them manually");
     }
 }
 

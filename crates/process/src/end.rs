@@ -1,4 +1,4 @@
-//! How a process ended, in words and numbers.
+//! How a process ended.
 
 use std::{fmt, os::unix::process::ExitStatusExt, process::ExitStatus};
 

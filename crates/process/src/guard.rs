@@ -52,7 +52,7 @@ fn guard(argv: &[OsString], options: &GuardOptions) -> ProcessEnd {
         Ok(process) => process,
         Err(error) => return ProcessEnd::NotStarted(error.to_string()),
     };
-    std::thread::spawn(move || obey(process));
+    std::thread::spawn(move || handle_commands(process));
     let end = wait_for(process);
     children::kill_children(&|_| true, None);
     end
@@ -86,8 +86,8 @@ pub(crate) fn guarded_name(name: &OsStr) -> OsString {
     guarded
 }
 
-/// Does what the server asks for. The end of the input means: kill.
-fn obey(process: Pid) {
+/// Carries out the commands of the server. The end of the input means: kill.
+fn handle_commands(process: Pid) {
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         if line == TERMINATE {
             let _ = kill_process_group(process, Signal::TERM);

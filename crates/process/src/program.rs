@@ -61,13 +61,13 @@ pub struct Running {
 
 /// Dropping it kills the program with everything that it has started.
 #[derive(Debug)]
-pub struct RunningControl(mpsc::UnboundedSender<Order>);
+pub struct RunningControl(mpsc::UnboundedSender<ControlCommand>);
 
 #[derive(Clone, Debug)]
 pub struct RunningEnd(watch::Receiver<Option<ProcessEnd>>);
 
 #[derive(Debug)]
-enum Order {
+enum ControlCommand {
     Terminate,
     Kill,
 }
@@ -81,12 +81,12 @@ const MAX_REPORT_BYTES: u64 = 64 << 10;
 impl RunningControl {
     /// Sends SIGTERM to the process group of the program.
     pub fn terminate(&self) {
-        let _ = self.0.send(Order::Terminate);
+        let _ = self.0.send(ControlCommand::Terminate);
     }
 
     /// Kills the program with everything that it has started.
     pub fn kill(&self) {
-        let _ = self.0.send(Order::Kill);
+        let _ = self.0.send(ControlCommand::Kill);
     }
 }
 
@@ -120,13 +120,13 @@ pub fn start(guard: Option<&Path>, program: Program) -> io::Result<Running> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let socket = if guard.is_some() { Some(connect_stdin(&mut command)?) } else { None };
     let (mut child, known) = children::spawn(&mut command)?;
-    let (orders, received) = mpsc::unbounded_channel();
+    let (commands, received) = mpsc::unbounded_channel();
     let (report, end) = watch::channel(None);
     let running = Running {
         stdout: child.stdout.take(),
         stderr: child.stderr.take(),
         guard_id: child.id(),
-        control: RunningControl(orders),
+        control: RunningControl(commands),
         end: RunningEnd(end),
     };
     tokio::spawn(async move {
@@ -192,10 +192,10 @@ async fn watch_guard(
     mut guard: Child,
     known: KnownChild,
     socket: UnixStream,
-    mut orders: mpsc::UnboundedReceiver<Order>,
+    mut commands: mpsc::UnboundedReceiver<ControlCommand>,
 ) -> ProcessEnd {
     let (mut reader, writer) = socket.into_split();
-    obey(&mut guard, writer, &mut orders).await;
+    pass_commands(&mut guard, writer, &mut commands).await;
     let end = read_report(&mut reader).await;
     drop(known);
     if end.is_none() {
@@ -204,16 +204,20 @@ async fn watch_guard(
     end.unwrap_or(ProcessEnd::GuardLost)
 }
 
-/// Passes orders to a guard until it has ended.
-async fn obey(guard: &mut Child, mut writer: OwnedWriteHalf, orders: &mut mpsc::UnboundedReceiver<Order>) {
+/// Passes commands to a guard until it has ended.
+async fn pass_commands(
+    guard: &mut Child,
+    mut writer: OwnedWriteHalf,
+    commands: &mut mpsc::UnboundedReceiver<ControlCommand>,
+) {
     loop {
         tokio::select! {
             _ = guard.wait() => return,
-            order = orders.recv() => match order {
-                Some(Order::Terminate) => {
+            command = commands.recv() => match command {
+                Some(ControlCommand::Terminate) => {
                     let _ = writer.write_all(format!("{TERMINATE}\n").as_bytes()).await;
                 }
-                Some(Order::Kill) | None => break,
+                Some(ControlCommand::Kill) | None => break,
             }
         }
     }
@@ -232,17 +236,17 @@ async fn read_report(reader: &mut OwnedReadHalf) -> Option<ProcessEnd> {
 }
 
 /// Watches a program without a guard.
-async fn watch_bare(mut child: Child, mut orders: mpsc::UnboundedReceiver<Order>) -> ProcessEnd {
+async fn watch_bare(mut child: Child, mut commands: mpsc::UnboundedReceiver<ControlCommand>) -> ProcessEnd {
     let group = child.id().and_then(children::pid);
     let signal = |signal| group.map(|group| kill_process_group(group, signal));
     let status = loop {
         tokio::select! {
             status = child.wait() => break status,
-            order = orders.recv() => match order {
-                Some(Order::Terminate) => {
+            command = commands.recv() => match command {
+                Some(ControlCommand::Terminate) => {
                     signal(Signal::TERM);
                 }
-                Some(Order::Kill) | None => {
+                Some(ControlCommand::Kill) | None => {
                     signal(Signal::KILL);
                     break child.wait().await;
                 }

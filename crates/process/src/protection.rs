@@ -1,4 +1,4 @@
-//! Keeps other programs away from this process, and lets it adopt orphaned processes.
+//! Protects this process from inspection by other programs, and lets it adopt orphaned processes.
 
 use rustix::{
     process::{
@@ -11,8 +11,8 @@ use crate::children;
 
 /// Forbids programs of the same user to read the environment and the memory of this process, and to trace it.
 ///
-/// Without effect on programs of root, or with `CAP_SYS_PTRACE`, `CAP_PERFMON` or `CAP_SYS_ADMIN`. This process writes no core dumps
-/// any more.
+/// Has no effect on programs of root, or with `CAP_SYS_PTRACE`, `CAP_PERFMON` or `CAP_SYS_ADMIN`. Also disables core dumps of this
+/// process.
 pub fn forbid_inspection() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "environment of this process not protected from programs of the same user");
@@ -23,11 +23,11 @@ pub fn forbid_inspection() {
 pub fn adopt_orphans() {
     match set_child_subreaper(Some(getpid())) {
         Ok(()) => children::enable_orphans(),
-        Err(error) => tracing::warn!(%error, "processes survive if their guard is killed"),
+        Err(error) => tracing::warn!(%error, "cannot adopt orphaned processes, they survive if their guard is killed"),
     }
 }
 
-/// Prepares the guard. What follows holds for the program too.
+/// Prepares the guard. Its program inherits the last two settings.
 pub(crate) fn restrict_guard() {
     forbid_inspection();
     adopt_orphans();

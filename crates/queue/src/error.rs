@@ -1,6 +1,6 @@
-//! Why an operation failed.
+//! The error of every operation.
 
-/// Why Redis did not do something. Never contains a password.
+/// Why an operation failed in Redis. Never contains a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// There is no usable connection. The client connects again, with growing pauses.
@@ -17,7 +17,7 @@ pub enum QueueError {
     /// A key has a value of another kind: another program uses the same name.
     #[error("a key of the queue has a value of another type; another program uses the prefix {prefix:?} ({cause})")]
     ForeignKey { prefix: String, cause: String },
-    /// Redis rejected a command for a reason that reconnecting does not cure.
+    /// Redis rejected a command for a reason that a new connection does not change.
     #[error("Redis at {address} rejected a command: {cause}")]
     Rejected { address: String, cause: String },
 }

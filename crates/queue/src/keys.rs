@@ -60,7 +60,7 @@ impl Keys {
         self.of("processing")
     }
 
-    /// Jobs in flight, by the time until which their entry counts without a look at the database.
+    /// Jobs in flight, by the time until which their entry is valid without asking the database.
     pub fn leases(&self) -> String {
         self.of("processing:lease")
     }
@@ -90,6 +90,20 @@ impl Keys {
     /// Which node compares Redis with the database.
     pub fn reconciler(&self) -> String {
         self.of("reconciler")
+    }
+
+    /// Matches every key under the prefix. A prefix has no characters with a meaning in patterns.
+    pub fn pattern(&self) -> String {
+        self.of("*")
+    }
+
+    /// Returns whether a key under the prefix is one of the queue.
+    pub fn is_known(&self, key: &str) -> bool {
+        let lane = self.of("queue:lane:");
+        let others = [self.workers(), self.processed(), self.failed(), self.reconciler()];
+        key.strip_prefix(&lane).is_some_and(|number| number.parse::<i32>().is_ok())
+            || others.iter().any(|known| known == key)
+            || self.of_scripts().iter().any(|known| known == key)
     }
 
     /// The keys that every script gets, in this order. Keys of lanes and counters follow.
@@ -126,6 +140,18 @@ mod tests {
     fn a_cluster_gets_a_hash_tag_unless_the_prefix_has_one() {
         assert_eq!(Keys::new("scheduler", true).priority(), "{scheduler}:queue:priority");
         assert_eq!(Keys::new("{jobs}:eu", true).priority(), "{jobs}:eu:queue:priority");
+    }
+
+    #[test]
+    fn only_keys_of_the_queue_are_known() {
+        let keys = Keys::new("jobs", false);
+        for known in ["jobs:queue:priority", "jobs:queue:lane:12", "jobs:workers", "jobs:metrics:failed", "jobs:faena"]
+        {
+            assert!(keys.is_known(known), "{known}");
+        }
+        for unknown in ["jobs:queue:lane:x", "jobs:cache", "jobs", "other:workers", "jobs:eu:workers"] {
+            assert!(!keys.is_known(unknown), "{unknown}");
+        }
     }
 
     #[test]

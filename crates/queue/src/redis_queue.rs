@@ -25,7 +25,7 @@ use crate::{
 /// Version of the keys and of what is in them.
 pub const FORMAT: u32 = 1;
 
-/// Most jobs of one call of a script: a script blocks the whole server.
+/// Maximum number of jobs in one call of a script: a script blocks the whole server.
 const JOBS_PER_CALL: usize = 500;
 
 pub struct RedisQueueOptions {
@@ -38,7 +38,7 @@ pub struct RedisQueueOptions {
 }
 
 pub struct RedisQueue {
-    client: Client,
+    pub(crate) client: Client,
 }
 
 /// A ready job. `score` is its ready time plus the offset of its priority; for a delayed job, the time it waits for.
@@ -103,7 +103,7 @@ pub struct GrantedJob {
     pub run: i64,
     /// Whether it was taken from here, so that its entries have moved already.
     pub was_taken: bool,
-    /// Until when the entry counts without a look at the database.
+    /// Until when the entry is valid without asking the database.
     pub lease_until_ms: i64,
 }
 
@@ -180,15 +180,6 @@ pub struct WorkerEntry {
     pub id: String,
     /// JSON with `lastHeartbeat`, `capabilities` and `currentJob`.
     pub description: String,
-}
-
-/// What the server says about itself.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ServerInfo {
-    pub version: String,
-    pub is_cluster: bool,
-    /// `noeviction` is the only setting under which Redis never drops entries.
-    pub eviction_policy: Option<String>,
 }
 
 impl RedisQueue {
@@ -342,7 +333,7 @@ impl RedisQueue {
         read(self.client.run(&mut connection, &[Command::Plain(command)]).await?.into_iter().next())
     }
 
-    /// Lets the entries of jobs in flight count until another time.
+    /// Extends the lease of the entries of jobs in flight.
     pub async fn renew(&self, jobs: &[Uuid], lease_until_ms: i64) -> Result<(), QueueError> {
         if jobs.is_empty() {
             return Ok(());
@@ -385,24 +376,9 @@ impl RedisQueue {
         let answers = self.client.run(&mut connection, &[Command::Plain(command), plain("GET", &key)]).await?;
         Ok(read::<Option<String>>(answers.into_iter().nth(1))?.as_deref() == Some(node.to_string().as_str()))
     }
-
-    pub async fn info(&self) -> Result<ServerInfo, QueueError> {
-        let mut connection = self.client.connection().await?;
-        let command = |section: &str| Command::Plain(redis::cmd("INFO").arg(section).clone());
-        let answers = self.client.run(&mut connection, &[command("server"), command("memory")]).await?;
-        let text: String = answers.into_iter().map(|answer| read::<String>(Some(answer)).unwrap_or_default()).collect();
-        let field =
-            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::to_owned);
-        let version = field("valkey_version").map(|version| format!("Valkey {version}"));
-        Ok(ServerInfo {
-            version: version.or(field("redis_version").map(|version| format!("Redis {version}"))).unwrap_or_default(),
-            is_cluster: connection.is_cluster,
-            eviction_policy: field("maxmemory_policy"),
-        })
-    }
 }
 
-fn plain(name: &str, key: &str) -> Command {
+pub(crate) fn plain(name: &str, key: &str) -> Command {
     Command::Plain(redis::cmd(name).arg(key).clone())
 }
 
@@ -417,7 +393,7 @@ fn kind_and_lane(one: &Move) -> (u8, i32, i64) {
     match one {
         Move::Put(entry) => (0, entry.lane, 0),
         Move::Delay(entry) => (1, entry.lane, 0),
-        Move::Grant(job) => (2, job.lane, job.lease_until_ms),
+        Move::Grant(job) => (if job.was_taken { 2 } else { 5 }, job.lane, job.lease_until_ms),
         Move::Finish(_) => (3, 0, 0),
         Move::Remove { lane, .. } => (4, *lane, 0),
     }
@@ -430,7 +406,10 @@ fn command(connection: &Connection, moves: &[Move], placement: Placement) -> Com
     let (_, lane, lease_until_ms) = moves.first().map_or((0, 0, 0), kind_and_lane);
     match moves.first() {
         Some(Move::Put(_) | Move::Delay(_)) => arguments.push(mode.to_owned()),
-        Some(Move::Grant(_)) => arguments.push(lease_until_ms.to_string()),
+        Some(Move::Grant(job)) => {
+            arguments.push(lease_until_ms.to_string());
+            arguments.push(if job.was_taken { "taken" } else { "chosen" }.to_owned());
+        }
         _ => {}
     }
     for one in moves {
@@ -474,7 +453,7 @@ fn score(text: &str) -> i64 {
     text.parse::<f64>().map_or(0, |score| score as i64)
 }
 
-fn read<T: FromRedisValue>(answer: Option<Value>) -> Result<T, QueueError> {
+pub(crate) fn read<T: FromRedisValue>(answer: Option<Value>) -> Result<T, QueueError> {
     let unexpected =
         |cause: String| QueueError::Rejected { address: String::new(), cause: format!("unexpected answer: {cause}") };
     redis::from_redis_value(answer.ok_or_else(|| unexpected("none".into()))?)

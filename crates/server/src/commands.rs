@@ -13,7 +13,7 @@ use faena_store::ExternalMapping;
 use crate::{
     bench,
     config::{self, Config},
-    doctor, health, keys, manual, memory, moving, reference, serve,
+    demo, doctor, health, keys, manual, moving, reference, serve,
 };
 
 /// Durable job server and task orchestrator
@@ -31,6 +31,9 @@ enum Command {
         after_help = "Examples:\n  faena serve\n  faena serve --database-url postgres://user:password@host/database --roles engine,worker"
     )]
     Serve(ServeArguments),
+    /// Start a server with sample data and a steady load, in a temporary folder; Ctrl-C removes everything
+    #[command(after_help = "Example:\n  faena demo")]
+    Demo(demo::Arguments),
     /// Migrate the database schema, then exit
     #[command(after_help = "Example:\n  faena migrate --database-url postgres://user:password@host/database")]
     Migrate(ConfigArguments),
@@ -106,7 +109,7 @@ enum Command {
     },
     /// Print shell completions
     #[command(
-        after_help = "They complete commands and options, and ids, queues, types and names that they ask the server for.\n\nExample:\n  faena completions bash > /etc/bash_completion.d/faena"
+        after_help = "They complete commands and options, and the ids, queues, types and names that the server knows.\n\nExample:\n  faena completions bash > /etc/bash_completion.d/faena"
     )]
     Completions {
         /// Shell to generate completions for
@@ -213,13 +216,16 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(arguments) => {
-            memory::give_back_freed_memory();
             let mut flags = arguments.config.flags();
             flags.extend(arguments.host.map(|value| ("server.host", value)));
             flags.extend(arguments.port.map(|value| ("server.port", value)));
             flags.extend(arguments.roles.map(|value| ("server.roles", value)));
             let config = arguments.config.load(&flags)?;
-            runtime()?.block_on(serve::serve(config, !arguments.no_migrate, arguments.insecure_no_auth))?;
+            runtime()?.block_on(serve::serve(config, !arguments.no_migrate, arguments.insecure_no_auth, None))?;
+        }
+        Command::Demo(arguments) => {
+            demo::forget_environment()?;
+            runtime()?.block_on(demo::run(arguments))?;
         }
         Command::Migrate(arguments) => {
             let config = arguments.load(&arguments.flags())?;

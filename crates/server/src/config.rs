@@ -199,14 +199,12 @@ impl Config {
         section: Spanned<String>,
         content: Spanned<DeValue<'a>>,
     ) -> Result<(), ConfigError> {
-        let is_array = content.get_ref().is_array();
         match section.get_ref().as_str() {
             "pool" => self.pools = pools::read(&Entry::list(file, "pool", content, pools::MAX_POOLS)?)?,
             "sink" => self.sinks = sinks::read(&Entry::list(file, "sink", content, sinks::MAX_SINKS)?)?,
             "inbox" => self.inboxes = inboxes::read(&Entry::list(file, "inbox", content, inboxes::MAX_INBOXES)?)?,
-            "queue" if is_array => {
-                rules::read_queues(&Entry::list(file, "queue", content, rules::MAX_RULES)?, &mut self.rules)?;
-            }
+            "queues" => rules::read_queues(&Entry::list(file, "queues", content, rules::MAX_RULES)?, &mut self.rules)?,
+            "queue" if content.get_ref().is_array() => return Err(file.error(&section.span(), rules::QUEUES_HINT)),
             "limit" => rules::read_limits(&Entry::list(file, "limit", content, rules::MAX_RULES)?, &mut self.rules)?,
             name => {
                 let DeValue::Table(table) = content.into_inner() else {
@@ -227,8 +225,9 @@ impl Config {
                 continue;
             }
             let Some(key) = KEYS.iter().find(|key| key.path == path) else {
-                let message = format!("{path} is not a known key; \"faena config\" lists all keys");
-                return Err(file.error(&name.span(), message));
+                let is_of_queue = rules::is_key_of_one_queue(&path);
+                let hint = if is_of_queue { rules::QUEUES_HINT } else { "\"faena config\" lists all keys" };
+                return Err(file.error(&name.span(), format!("{path} is not a known key; {hint}")));
             };
             self.set(key.path, plain_text(value.get_ref()), file.position(&name.span()))?;
         }

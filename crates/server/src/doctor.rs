@@ -17,7 +17,7 @@ use faena_cli::{
 };
 use faena_domain::Timestamp;
 use faena_store::doctor::{self, Finding, Inspection, Repaired, Severity};
-use faena_wire::{Health, Ready};
+use faena_wire::{DoctorFinding, DoctorSeverity, Health, Ready};
 use serde_json::json;
 
 use crate::{config::Config, health};
@@ -58,15 +58,40 @@ pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitC
             return Ok(ExitCode::from(CHECK_FAILED));
         }
     };
-    inspection.findings.extend(check_disk(url).await);
-    inspection.findings.extend(check_server(config).await);
-    inspection.findings.extend(redis::check(config).await);
-    inspection.findings.extend(check_certificate(config, now));
-    inspection.findings.sort_by_key(|finding| finding.severity);
+    check_machine(config, &mut inspection, now).await;
     let report = Report { repaired, inspection, took: started.elapsed() };
     let text = if arguments.json { report.json() } else { report.text() };
     print(text.trim_end_matches('\n'));
     Ok(if report.count(Severity::Error) > 0 { ExitCode::from(ERRORS_FOUND) } else { ExitCode::SUCCESS })
+}
+
+/// Runs all checks, for the API of a server.
+pub async fn check(config: &Config) -> faena_api::Checked {
+    let now = Timestamp::now();
+    let inspected = doctor::inspect(config.text("database.url"), now, &|_, _, _| ()).await;
+    let mut inspection = inspected.map_err(|error| error.to_string())?;
+    check_machine(config, &mut inspection, now).await;
+    let finding = |finding: Finding| DoctorFinding {
+        code: finding.code.into(),
+        severity: match finding.severity {
+            Severity::Error => DoctorSeverity::Error,
+            Severity::Warning => DoctorSeverity::Warning,
+        },
+        count: finding.count,
+        text: finding.text,
+        advice: finding.advice.into(),
+        fixable: finding.fixable,
+    };
+    Ok((inspection.jobs, inspection.findings.into_iter().map(finding).collect()))
+}
+
+/// Adds the findings that are not about the database.
+async fn check_machine(config: &Config, inspection: &mut Inspection, now: Timestamp) {
+    inspection.findings.extend(check_disk(config.text("database.url")).await);
+    inspection.findings.extend(check_server(config).await);
+    inspection.findings.extend(redis::check(config).await);
+    inspection.findings.extend(check_certificate(config, now));
+    inspection.findings.sort_by_key(|finding| finding.severity);
 }
 
 struct Report {

@@ -3,6 +3,7 @@
 mod bench;
 mod commands;
 mod config;
+mod demo;
 mod doctor;
 mod health;
 mod http;

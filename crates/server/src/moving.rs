@@ -1,22 +1,20 @@
 //! `faena move`: moves an installation from SQLite to PostgreSQL, and checks both with the doctor.
 //!
-//! The store moves and verifies (`store/src/transfer.rs`). This module shows how far it is, and compares what the doctor finds before
+//! The store moves and verifies (`store/src/transfer.rs`). This module shows the progress, and compares what the doctor finds before
 //! and after: the move must not add an error.
 
 use std::{
-    io::IsTerminal,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
-use faena_cli::output::print;
+use faena_cli::{output::print, progress};
 use faena_domain::Timestamp;
 use faena_store::{
     StoreError,
     doctor::{self, Finding, Inspection, Severity},
     transfer::{self, Moved, Phase, Resume, Step, Survey},
 };
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::doctor::number;
@@ -51,13 +49,12 @@ pub async fn run(arguments: &Arguments, to: &str) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (started, now) = (Instant::now(), Timestamp::now());
-    let bar = bar();
-    let before = inspect(&arguments.from, now, &bar).await?;
+    let before = inspect(&arguments.from, now).await?;
     if before.findings.iter().any(|finding| finding.code == "file-damaged") {
         let text = "the source is damaged; run \"faena doctor\" on it, and move a backup that is not";
         return Err(StoreError::Setup(text.into()).into());
     }
-    bar.reset();
+    let bar = progress::bar(0, "starting");
     let step = |step: Step<'_>| {
         bar.set_length(step.total);
         bar.set_position(step.done);
@@ -69,7 +66,7 @@ pub async fn run(arguments: &Arguments, to: &str) -> anyhow::Result<ExitCode> {
     let moved = moved.map_err(name_option)?;
     let after = match moved.moved_at {
         Some(_) => None,
-        None => Some(inspect(to, now, &bar).await?),
+        None => Some(inspect(to, now).await?),
     };
     let added = after.iter().flat_map(|after| added_errors(&before, after)).collect();
     let report = Report { moved, jobs: before.jobs, added, took: started.elapsed() };
@@ -77,7 +74,8 @@ pub async fn run(arguments: &Arguments, to: &str) -> anyhow::Result<ExitCode> {
     Ok(if report.added.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-async fn inspect(url: &str, now: Timestamp, bar: &ProgressBar) -> anyhow::Result<Inspection> {
+async fn inspect(url: &str, now: Timestamp) -> anyhow::Result<Inspection> {
+    let bar = progress::bar(0, "checking");
     let progress = |name: &'static str, at: usize, of: usize| {
         bar.set_length(of as u64);
         bar.set_position(at as u64);
@@ -102,25 +100,11 @@ fn name_option(error: StoreError) -> StoreError {
 fn added_errors(before: &Inspection, after: &Inspection) -> Vec<Finding> {
     let known =
         |code: &str| before.findings.iter().filter(|finding| finding.code == code).map(|found| found.count).sum();
-    // The time of the inspection is that of the begin of the move, so the clock seems to be late.
+    // The time of the inspection is that of the beginning of the move, so the clock seems to be late.
     let is_added = |finding: &&Finding| {
         finding.severity == Severity::Error && finding.code != "clock-skew" && finding.count > known(finding.code)
     };
     after.findings.iter().filter(is_added).cloned().collect()
-}
-
-fn bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(0);
-    if let Ok(style) =
-        ProgressStyle::with_template("{bar:30} {percent:>3} % {msg} ({pos}/{len}, {elapsed}, {eta} left)")
-    {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(250));
-    bar
 }
 
 fn survey_json(survey: &Survey) -> Value {

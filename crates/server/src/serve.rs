@@ -2,13 +2,13 @@
 
 use std::{
     io::IsTerminal,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context;
-use faena_api::{Api, Parts, Traffic};
+use faena_api::{Api, Doctor, Parts, Traffic};
 use faena_auth::{OwnToken, Policy};
 use faena_dashboard::DashboardConfig;
 use faena_domain::{Limit, LogWriter, Rules, Timestamp, masked_url};
@@ -18,6 +18,7 @@ use faena_store::ConfiguredRules;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::oneshot,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
@@ -26,6 +27,7 @@ use crate::{
     config::Config,
     http::{self, HttpConfig},
     listen::{Endpoints, Listeners, bind_for_pools, is_new_file, without_keys},
+    memory,
 };
 
 /// A problem of the environment that the operator must fix first. The binary exits with code 2.
@@ -47,7 +49,14 @@ pub struct StorageFailed(String);
 /// How long requests may take to receive their error after the disk has failed.
 const FAILURE_GRACE: Duration = Duration::from_secs(1);
 
-pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Result<()> {
+/// Runs the server until a signal stops it. Sends the address of the API to `started` once it listens.
+pub async fn serve(
+    config: Config,
+    migrate: bool,
+    insecure: bool,
+    started: Option<oneshot::Sender<SocketAddr>>,
+) -> anyhow::Result<()> {
+    let config = Arc::new(config);
     start_logging(&config);
     faena_process::adopt_orphans();
     for (variable, reason) in config.unused_variables() {
@@ -92,11 +101,23 @@ pub async fn serve(config: Config, migrate: bool, insecure: bool) -> anyhow::Res
         access_log: config.text("log.access") == "true",
         certificate: http.tls.as_ref().map(|tls| tls.expiry().clone()).unwrap_or_default(),
         traffic: Traffic::new(config.traffic()),
+        doctor: Doctor::new({
+            let config = config.clone();
+            move || {
+                let config = config.clone();
+                async move { crate::doctor::check(&config).await }
+            }
+        }),
     });
     log_start(&config, &listeners, &http);
+    let address = listeners.api.as_ref().and_then(|listener| listener.local_addr().ok());
+    if let (Some(started), Some(address)) = (started, address) {
+        let _ = started.send(address);
+    }
     let servers = start_servers(api, dashboard, listeners, pool_listener, http, &closing);
     tokio::select! {
         () = stop.received() => {}
+        never = memory::give_back_freed_memory() => match never {},
         reason = store.storage_failure() => {
             closing.cancel();
             servers.close();
@@ -229,17 +250,17 @@ async fn shut_down(
 }
 
 /// SIGTERM and SIGINT.
-struct StopSignals {
+pub struct StopSignals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
 impl StopSignals {
-    fn new() -> anyhow::Result<StopSignals> {
+    pub fn new() -> anyhow::Result<StopSignals> {
         Ok(StopSignals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn received(&mut self) {
+    pub async fn received(&mut self) {
         tokio::select! { _ = self.terminate.recv() => {}, _ = self.interrupt.recv() => {} }
     }
 }

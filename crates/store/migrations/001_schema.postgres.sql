@@ -49,8 +49,8 @@ BEGIN
         JOIN faena.lane l ON l.queue = n.queue AND l.type = n.type AND l.priority = n.priority AND l.keyed = n.keyed ORDER BY n.at;
 END $$;
 
--- Fails if jobs may not enter one of these lanes, because it was reclaimed since the caller has heard of it. Has a transaction id before
--- it looks, so a reclaim that this check has not seen waits for the end of this transaction.
+-- Fails if jobs may not enter one of these lanes, because it was reclaimed after the caller had loaded it. Takes a transaction id
+-- before the check, so a reclaim that this check has not seen waits for the end of this transaction.
 CREATE FUNCTION faena.require_lanes(lanes integer[]) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_current_xact_id();
@@ -217,7 +217,8 @@ CREATE TABLE faena.step (
     PRIMARY KEY (id, name)
 );
 
--- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule, {NAME_LABEL} a name that differs from the type.
+-- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule, {NAME_LABEL} a name that differs from the type,
+-- {PARENT_LABEL} the id of a job that it depends on.
 CREATE TABLE faena.label (
     kind  smallint NOT NULL,
     value text NOT NULL,
@@ -277,7 +278,7 @@ CREATE INDEX counter_in_flight ON faena.counter (lane) WHERE tally = {TALLY_IN_F
 
 -- ------------------------------------------------------------------------------------------------------------------------- history
 
--- What happened to the jobs of a queue in an hour or a day. period: 0 hour, 1 day (UTC). measure: see HistoryMeasure in src/history.rs.
+-- What happened to the jobs of a queue in a minute, an hour or a day. period: 0 hour, 1 day (UTC), 2 minute. measure: see HistoryMeasure in src/history.rs.
 -- bucket: of a measured time, the index of its bound; of completed jobs, their priority; otherwise 0.
 CREATE TABLE faena.history (
     period    smallint NOT NULL,
@@ -306,12 +307,14 @@ CREATE TABLE faena.metrics_lease (
 
 -- --------------------------------------------------------------------------------------------------------------- nodes and workers
 
--- Server processes that are alive.
+-- Server processes that are alive. seen_at: the last renewal of the lease.
 CREATE TABLE faena.node (
     id          uuid PRIMARY KEY,
     name        text NOT NULL,
     started_at  bigint NOT NULL,
     lease_until bigint NOT NULL,
+    seen_at     bigint NOT NULL,
+    version     text NOT NULL,
     inputs      text NOT NULL DEFAULT '[]'
 ) WITH (fillfactor = 50);
 
@@ -513,7 +516,7 @@ CREATE TABLE faena.task_usage (
     tokens int8 NOT NULL
 );
 
--- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
+-- API keys. lookup: the public part of the key's text. scopes: names, separated by spaces. queues: JSON, absent: all queues.
 -- groups: JSON, the groups that may decide about approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
 CREATE TABLE faena.api_key (
@@ -523,6 +526,7 @@ CREATE TABLE faena.api_key (
     scopes               text NOT NULL,
     queues               text,
     groups               text NOT NULL DEFAULT '[]',
+    without_payloads     boolean NOT NULL DEFAULT false,
     hash                 bytea NOT NULL,
     previous_hash        bytea,
     previous_valid_until int8,
@@ -623,6 +627,14 @@ CREATE TABLE faena.task_tag (
     PRIMARY KEY (tag, task)
 );
 CREATE INDEX task_tag_task ON faena.task_tag (task);
+
+-- The idempotency keys of tasks, as long as their tasks exist. fingerprint: SHA-256 of the request.
+CREATE TABLE faena.task_key (
+    key         text NOT NULL PRIMARY KEY,
+    task        uuid NOT NULL,
+    fingerprint bytea NOT NULL
+);
+CREATE INDEX task_key_task ON faena.task_key (task);
 
 -- The history of tasks, without gaps. record: JSON.
 CREATE TABLE faena.task_record (

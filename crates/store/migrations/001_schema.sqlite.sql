@@ -178,7 +178,8 @@ CREATE TABLE step (
     PRIMARY KEY (id, name)
 ) WITHOUT ROWID;
 
--- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule, {NAME_LABEL} a name that differs from the type.
+-- Labels by which jobs are listed. kind: {TAG_LABEL} tag, {SCHEDULE_LABEL} schedule, {NAME_LABEL} a name that differs from the type,
+-- {PARENT_LABEL} the id of a job that it depends on.
 CREATE TABLE label (
     kind  INTEGER NOT NULL,
     value TEXT NOT NULL,
@@ -234,7 +235,7 @@ CREATE TABLE counter (
 
 -- ------------------------------------------------------------------------------------------------------------------------- history
 
--- What happened to the jobs of a queue in an hour or a day. period: 0 hour, 1 day (UTC). measure: see HistoryMeasure in src/history.rs.
+-- What happened to the jobs of a queue in a minute, an hour or a day. period: 0 hour, 1 day (UTC), 2 minute. measure: see HistoryMeasure in src/history.rs.
 -- bucket: of a measured time, the index of its bound; of completed jobs, their priority; otherwise 0.
 CREATE TABLE history (
     period    INTEGER NOT NULL,
@@ -256,12 +257,14 @@ CREATE TABLE history_mark (
 
 -- --------------------------------------------------------------------------------------------------------------- nodes and workers
 
--- Server processes that are alive.
+-- Server processes that are alive. seen_at: the last renewal of the lease.
 CREATE TABLE node (
     id          BLOB PRIMARY KEY,
     name        TEXT NOT NULL,
     started_at  INTEGER NOT NULL,
     lease_until INTEGER NOT NULL,
+    seen_at     INTEGER NOT NULL,
+    version     TEXT NOT NULL,
     inputs      TEXT NOT NULL DEFAULT '[]'
 ) WITHOUT ROWID;
 
@@ -463,7 +466,7 @@ CREATE TABLE task_usage (
     tokens INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- API keys. lookup: the public part of the key's text. scopes: names, separated by blanks. queues: JSON, absent: all queues.
+-- API keys. lookup: the public part of the key's text. scopes: names, separated by spaces. queues: JSON, absent: all queues.
 -- groups: JSON, the groups that may decide about approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
 CREATE TABLE api_key (
@@ -473,6 +476,7 @@ CREATE TABLE api_key (
     scopes               TEXT NOT NULL,
     queues               TEXT,
     groups               TEXT NOT NULL DEFAULT '[]',
+    without_payloads     INTEGER NOT NULL DEFAULT 0,
     hash                 BLOB NOT NULL,
     previous_hash        BLOB,
     previous_valid_until INTEGER,
@@ -573,6 +577,14 @@ CREATE TABLE task_tag (
     PRIMARY KEY (tag, task)
 ) WITHOUT ROWID;
 CREATE INDEX task_tag_task ON task_tag (task);
+
+-- The idempotency keys of tasks, as long as their tasks exist. fingerprint: SHA-256 of the request.
+CREATE TABLE task_key (
+    key         TEXT NOT NULL PRIMARY KEY,
+    task        BLOB NOT NULL,
+    fingerprint BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX task_key_task ON task_key (task);
 
 -- The history of tasks, without gaps. record: JSON.
 CREATE TABLE task_record (

@@ -216,10 +216,10 @@ impl<'a> Admission<'a> {
     pub fn wanted(&mut self) -> Vec<ReadRequest> {
         let share = (self.limit * 2 / self.key_queues.len().max(1)).max(4);
         let key_queues: Vec<(LaneId, i64)> = self.key_queues.keys().copied().collect();
-        key_queues.into_iter().filter_map(|(lane, key)| self.want(lane, key, share)).collect()
+        key_queues.into_iter().filter_map(|(lane, key)| self.read_request(lane, key, share)).collect()
     }
 
-    fn want(&mut self, lane: LaneId, key: i64, share: usize) -> Option<ReadRequest> {
+    fn read_request(&mut self, lane: LaneId, key: i64, share: usize) -> Option<ReadRequest> {
         // One more than may start shows whether there are more.
         let room = self.key_room(key).min(self.claim_limits.room(lane));
         let count = if room == 0 { 0 } else { self.limit.min(room).saturating_add(1).min(share) };
@@ -275,7 +275,10 @@ impl<'a> Admission<'a> {
             .map(|((lane, key), seen)| (*lane, *key, seen.requested * 8))
             .collect();
         if !exhausted.is_empty() {
-            return exhausted.into_iter().filter_map(|(lane, key, share)| self.want(lane, key, share)).collect();
+            return exhausted
+                .into_iter()
+                .filter_map(|(lane, key, share)| self.read_request(lane, key, share))
+                .collect();
         }
         *self.claim_limits = claim_limits;
         self.keys = keys;

@@ -87,6 +87,7 @@ pub struct ApiKeyRow {
     pub scopes: String,
     pub queues: Option<String>,
     pub groups: String,
+    pub without_payloads: bool,
     pub hash: Vec<u8>,
     pub previous_hash: Option<Vec<u8>>,
     pub previous_valid_until: Option<i64>,
@@ -98,8 +99,8 @@ pub struct ApiKeyRow {
     pub last_used_at: Option<i64>,
 }
 
-pub const COLUMNS: &str = "id, lookup, name, scopes, queues, groups, hash, previous_hash, previous_valid_until, created_at, created_by, \
-     expires_at, rotated_at, revoked_at, last_used_at";
+pub const COLUMNS: &str = "id, lookup, name, scopes, queues, groups, without_payloads, hash, previous_hash, previous_valid_until, \
+     created_at, created_by, expires_at, rotated_at, revoked_at, last_used_at";
 
 impl ApiKeyRow {
     pub fn stored(self) -> Result<StoredApiKey> {
@@ -118,6 +119,7 @@ impl ApiKeyRow {
                 scopes: self.scopes.split(' ').filter_map(KeyScope::parse).collect(),
                 queues: queues.map_err(|_| broken("queues of an API key"))?,
                 groups: groups.map_err(|_| broken("groups of an API key"))?,
+                without_payloads: self.without_payloads,
                 created_at: Timestamp::from_ms(self.created_at),
                 created_by: self.created_by,
                 expires_at: time(self.expires_at),
@@ -149,7 +151,8 @@ pub fn key_audit(action: &str, key: &ApiKey, by: &str) -> AuditEntry {
         action: action.into(),
         target: key.id.to_string(),
         details: json!({
-            "name": key.name, "scopes": key.scopes, "queues": key.queues, "groups": key.groups, "expiresAt": key.expires_at,
+            "name": key.name, "scopes": key.scopes, "queues": key.queues, "groups": key.groups,
+            "withoutPayloads": key.without_payloads, "expiresAt": key.expires_at,
         }),
         count: 1,
     }

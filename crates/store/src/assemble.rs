@@ -365,15 +365,32 @@ fn worker_name(id: Uuid, workers: &JobWorkers) -> String {
 }
 
 /// Sorts entries by time; within one millisecond by run, and within a run by the order of a job's life.
+///
+/// Servers have different clocks, and a clock can be set back. So the entries of a run are neither before the end of the run before it,
+/// nor is its start after its end.
 fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
+    let created = log.iter().find(|entry| entry.event == LogEvent::Created);
+    let created_at = created.map_or(Timestamp::from_ms(0), |entry| entry.timestamp);
+    let mut latest = created_at;
+    let ends: Vec<Timestamp> = attempts
+        .iter()
+        .map(|attempt| {
+            latest = latest.max(attempt.finished_at);
+            latest
+        })
+        .collect();
     let turn = |entry: &LogEntry| match entry.run {
         Some(run) => attempts.iter().position(|attempt| attempt.run == run).unwrap_or(attempts.len()),
-        None => attempts.iter().filter(|attempt| attempt.finished_at <= entry.timestamp).count(),
+        None => ends.iter().filter(|end| **end <= entry.timestamp).count(),
     };
-    for entry in log.iter_mut().filter(|entry| entry.event == LogEvent::Queued) {
-        // A job that was returned keeps its old ready time, but was queued again only when it was returned.
-        if let Some(before) = turn(entry).checked_sub(1).and_then(|at| attempts.get(at)) {
-            entry.timestamp = entry.timestamp.max(before.finished_at);
+    for entry in log.iter_mut().filter(|entry| entry.run.is_some()) {
+        let turn = turn(entry);
+        // A job that was returned also keeps its old ready time, but was queued again only when it was returned.
+        let earliest = turn.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(created_at);
+        entry.timestamp = entry.timestamp.max(earliest);
+        let is_start = matches!(entry.event, LogEvent::Scheduled | LogEvent::Assigned | LogEvent::Started);
+        if let Some(end) = ends.get(turn).filter(|_| is_start) {
+            entry.timestamp = entry.timestamp.min(*end);
         }
     }
     log.sort_by_cached_key(|entry| (entry.timestamp, turn(entry), rank(&entry.event)));

@@ -313,14 +313,14 @@ impl BulkRow {
 }
 
 /// Number of rows that are read to find a due one.
-pub const LOOK: usize = 50;
+pub const MAX_CANDIDATES: usize = 50;
 
 /// Returns the first action that this version understands. Others, for example of a newer version, are skipped.
-pub fn first_good(rows: Vec<BulkRow>) -> Option<Bulk> {
+pub fn first_readable(rows: Vec<BulkRow>) -> Option<Bulk> {
     rows.into_iter().find_map(|row| match row.bulk() {
         Ok(bulk) => Some(bulk),
         Err(error) => {
-            tracing::warn!(%error, "bulk action skipped");
+            tracing::warn!(%error, "cannot read a bulk action, skipping it");
             None
         }
     })
@@ -370,6 +370,6 @@ pub fn stop_audit(bulk: &Bulk, by: &str) -> AuditEntry {
 }
 
 /// Returns whether the stored progress is still where the step starts.
-pub fn is_where(step: &BulkStep, last: Option<Uuid>, due_at: Option<i64>) -> bool {
+pub fn is_unchanged(step: &BulkStep, last: Option<Uuid>, due_at: Option<i64>) -> bool {
     due_at.is_some() && due_at == step.bulk.due_at.map(Timestamp::as_ms) && last == step.bulk.last
 }

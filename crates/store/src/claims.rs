@@ -165,13 +165,13 @@ pub enum RunUpdateKind {
     Stale(String),
 }
 
-/// What became of an update.
+/// Result of an update.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum UpdateResult {
     Accepted,
     /// Its run does not own the job.
     Stale,
-    /// The job has too much of it already; says what to do.
+    /// The job has reached a limit; the text says which, and what to do.
     Rejected(String),
 }
 
@@ -209,7 +209,7 @@ pub struct RunEnd {
     pub timing: RunTiming,
 }
 
-/// When a run was in which state, for the metrics.
+/// When a run changed its state, for the metrics.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RunTiming {
     pub claimed_at: Option<Timestamp>,
@@ -217,7 +217,7 @@ pub struct RunTiming {
     pub was_scheduled: bool,
     /// When that process received it.
     pub assigned_at: Option<Timestamp>,
-    /// Id that a caller gave to what the job belongs to, if any.
+    /// Trace or correlation id from the caller, if any.
     pub trace: Option<RunTrace>,
 }
 

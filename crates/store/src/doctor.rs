@@ -1,12 +1,14 @@
 //! Checks the invariants of a whole database, and repairs what can be repaired without losing a job.
 //!
 //! `doctor/checks.rs` has the invariants as SQL that both databases understand, `doctor/collector.rs` those that need code for
-//! each row, `doctor/tasks.rs` those of tasks, and `doctor/fixes.rs` the repairs. Each engine runs them on one snapshot, while servers work on the database, and
+//! each row, `doctor/tasks.rs` those of tasks, and `doctor/fixes.rs` the repairs. `doctor/queue.rs` reads what is compared with
+//! a queue outside the database. Each engine runs them on one snapshot, while servers work on the database, and
 //! adds checks of its own. Only the violations are kept in memory.
 
 mod checks;
 pub(crate) mod fixes;
 mod collector;
+mod queue;
 pub(crate) mod tasks;
 
 use faena_domain::Timestamp;
@@ -21,6 +23,8 @@ use crate::{
 pub(crate) use checks::{code_of, steps};
 pub(crate) use collector::Collector;
 pub(crate) use fixes::{Fix, Statement, fix_of};
+pub(crate) use queue::queue_steps;
+pub use queue::{QueueEntries, queue_entries};
 
 /// Maximum number of rows that a finding names; further rows are counted.
 pub const EXAMPLES: usize = 20;

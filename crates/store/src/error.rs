@@ -1,4 +1,4 @@
-//! Errors of the store. Each variant asks the caller for a different reaction.
+//! Errors of the store. Callers handle each variant differently.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -37,7 +37,7 @@ pub enum StoreError {
     Internal(#[source] Cause),
 }
 
-/// SQLSTATE of `faena.require_lanes`: a lane was reclaimed since this node has heard of it.
+/// SQLSTATE of `faena.require_lanes`: a lane was reclaimed after this node had loaded it.
 const LANE_RECLAIMED: &str = "FA001";
 
 impl StoreError {
@@ -87,7 +87,7 @@ impl Cause {
         error.code().map(SqlState::code)
     }
 
-    /// Adds a reason that every caller may know.
+    /// Adds a reason that every caller may see.
     pub(crate) fn with_public_reason(self, reason: &'static str) -> Cause {
         Cause { public: Some(reason), ..self }
     }
@@ -96,7 +96,7 @@ impl Cause {
         Cause { message: DISK_FULL.to_owned(), public: Some(DISK_FULL), source: None }
     }
 
-    /// Returns the reason if every caller may know it.
+    /// Returns the reason if every caller may see it.
     pub fn public_reason(&self) -> Option<&'static str> {
         self.public
     }

@@ -136,7 +136,6 @@ pub enum EventQuery {
     Subject { id: Uuid, after: i64 },
 }
 
-/// The columns of `event` rows that are read.
 /// Actor of events that no caller, worker or named part of the server causes.
 pub(crate) const SYSTEM: &str = "system";
 /// Actor of everything that the guardian decides: lost workers, dead servers, missed deadlines.
@@ -144,6 +143,7 @@ pub const GUARDIAN: &str = "system:guardian";
 /// Actor of what schedules do at their due times.
 pub(crate) const SCHEDULER: &str = "system:scheduler";
 
+/// The columns of `event` rows that are read.
 pub const COLUMNS: &str = "position, id, type, subject, sequence, at, correlation, actor, traceparent, data";
 
 /// How long the ids of processed inbox messages are kept.

@@ -1,4 +1,4 @@
-//! History of what happened to jobs, per queue and hour or day. It outlives the jobs.
+//! History of what happened to jobs, per queue and minute, hour or day. It outlives the jobs.
 //!
 //! Counts are the differences of the counters since the last recording, in one transaction with a mark of how far the
 //! counters are recorded. So every job is counted once, whichever node records it and whenever a node dies. Times are measured
@@ -14,7 +14,8 @@ use crate::{Counts, JobTotal, Lane, LaneId, Result};
 /// History of what happened to jobs.
 #[async_trait]
 pub trait HistoryStore: Send + Sync + 'static {
-    /// Adds everything that happened since the last call, and these measured times, to the current hour and day.
+    /// Adds everything that happened since the last call, and these measured times, to the current minute, hour
+    /// and day.
     ///
     /// Writes nothing if nothing happened. Returns how many entries changed.
     async fn history_record(&self, timings: Vec<TimingCount>, now: Timestamp) -> Result<usize>;
@@ -22,8 +23,8 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// Lists the entries that match, in the order of their time.
     async fn history_list(&self, query: HistoryQuery) -> Result<Vec<HistoryEntry>>;
 
-    /// Deletes up to `limit` entries of hours before `hours_before` and of days before `days_before`.
-    async fn history_prune(&self, hours_before: Timestamp, days_before: Timestamp, limit: usize) -> Result<usize>;
+    /// Deletes up to `limit` entries of each kind of period that are older than `before`.
+    async fn history_prune(&self, before: HistoryCutoffs, limit: usize) -> Result<usize>;
 }
 
 /// Upper bounds of the buckets of measured times, in milliseconds, inclusive. A last bucket contains everything above.
@@ -72,13 +73,16 @@ impl HistoryMeasure {
 pub enum HistoryPeriod {
     Hour = 0,
     Day = 1,
+    /// Has totals only, without measured times.
+    Minute = 2,
 }
 
 impl HistoryPeriod {
-    pub const ALL: [HistoryPeriod; 2] = [HistoryPeriod::Hour, HistoryPeriod::Day];
+    pub const ALL: [HistoryPeriod; 3] = [HistoryPeriod::Hour, HistoryPeriod::Day, HistoryPeriod::Minute];
 
     pub fn ms(self) -> i64 {
         match self {
+            HistoryPeriod::Minute => 60_000,
             HistoryPeriod::Hour => 3_600_000,
             HistoryPeriod::Day => 24 * 3_600_000,
         }
@@ -87,6 +91,29 @@ impl HistoryPeriod {
     /// Returns the start of the period that contains `at`. Days are those of UTC.
     pub fn start(self, at: Timestamp) -> Timestamp {
         Timestamp::from_ms(at.as_ms().div_euclid(self.ms()) * self.ms())
+    }
+
+    /// Returns whether the history of this period has a measure. Minutes with all times would be ten times as many rows.
+    fn includes(self, measure: i16) -> bool {
+        self != HistoryPeriod::Minute || matches!(HistoryMeasure::of_code(measure), Some(HistoryMeasure::Total(_)))
+    }
+}
+
+/// Which entries of the history are deleted: those of periods that start before these times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HistoryCutoffs {
+    pub minutes: Timestamp,
+    pub hours: Timestamp,
+    pub days: Timestamp,
+}
+
+impl HistoryCutoffs {
+    pub(crate) fn of(&self, period: HistoryPeriod) -> Timestamp {
+        match period {
+            HistoryPeriod::Minute => self.minutes,
+            HistoryPeriod::Hour => self.hours,
+            HistoryPeriod::Day => self.days,
+        }
     }
 }
 
@@ -194,6 +221,12 @@ impl Recording {
         // A job that moved from one lane to another of its queue is 0 here.
         recording.add.retain(|_, n| *n > 0);
         recording
+    }
+
+    /// Returns the rows of one period to add to.
+    pub fn rows(&self, period: HistoryPeriod) -> impl Iterator<Item = (&str, i16, i16, i64)> {
+        let rows = self.add.iter().filter(move |((_, measure, _), _)| period.includes(*measure));
+        rows.map(|((queue, measure, bucket), n)| (queue.as_str(), *measure, *bucket, *n))
     }
 
     pub fn is_empty(&self) -> bool {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use faena_domain::{
-    Attempt, Bucket, ErrorReason, JobId, JobOptions, JobState, JobView, NewJob, Priority, Step, Timestamp,
+    Attempt, Bucket, ErrorReason, JobGraph, JobId, JobOptions, JobState, JobView, NewJob, Priority, Step, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub trait JobStore: Send + Sync + 'static {
     /// Cancels a job, or requests its cancellation if a worker has it.
     ///
     /// `by` is the actor of the entry in the audit log, which is written in the same transaction; `None` for the system and for bulk actions,
-    /// which have an entry of their own. The same holds for the next three methods.
+    /// which have an entry of their own. The same applies to the next three methods.
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome>;
 
     /// Retries a failed or cancelled job under its own id, with all its attempts. Lets a retrying job make its next attempt now.
@@ -64,6 +64,11 @@ pub trait JobStore: Send + Sync + 'static {
     /// counted.
     async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>>;
 
+    /// Returns a job with the jobs that it depends on and those that depend on it, and theirs, near ones first: `limit` jobs in all.
+    ///
+    /// Jobs of other queues than `queues` are left out. `None`: there is no such job in these queues.
+    async fn job_graph(&self, id: JobId, queues: Option<Vec<String>>, limit: usize) -> Result<Option<JobGraph>>;
+
     /// Lists matching jobs without log and steps.
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage>;
 
@@ -99,7 +104,7 @@ pub struct Submitted {
 pub enum CancelOutcome {
     Cancelled,
     /// A worker has the job; the cancellation was requested.
-    Asked {
+    Requested {
         state: JobState,
     },
 }
@@ -278,6 +283,9 @@ pub struct Filter {
     pub error: Option<String>,
     /// Reason of the error that the job shows.
     pub reason: Option<ErrorReason>,
+    /// Part of the payload as it was submitted, case-insensitive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<String>,
 }
 
 /// States that are counted together.
@@ -356,7 +364,7 @@ pub struct Counts {
     pub by_lane: BTreeMap<(LaneId, Tally), i64>,
 }
 
-/// What has happened to jobs since the database exists. These numbers only grow.
+/// What has happened to jobs since the database was created. These numbers only grow.
 ///
 /// The counters of the states give most of them, so that submitting and completing a job needs no further counter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

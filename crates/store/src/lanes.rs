@@ -14,7 +14,7 @@ use crate::{Counts, Result, StoreError, Tally};
 
 pub type LaneId = i32;
 
-/// The most lanes of a database. A caller that needs more probably puts ids into type or queue names.
+/// Maximum number of lanes of a database. A caller that needs more probably puts ids into type or queue names.
 pub const MAX_LANES: usize = 20_000;
 
 /// Keeps what has happened in lanes that were reclaimed and whose queue has no other lane, so that totals only grow.
@@ -31,7 +31,7 @@ pub trait LaneStore: Send + Sync + 'static {
 
     /// Deletes up to `limit` lanes without jobs, and returns how many.
     ///
-    /// A submission that uses the id of a reclaimed lane, because its node has not heard of it, creates the lane again. What was counted
+    /// A submission that uses the id of a reclaimed lane, because its node does not know that yet, creates the lane again. What was counted
     /// in the lane is added to another lane of its queue.
     ///
     /// PostgreSQL: takes three calls. The first retires the lane, the others wait until every transaction that may still use it has ended.
@@ -174,6 +174,11 @@ impl LaneCache {
     pub fn len(&self) -> usize {
         self.inner.read().by_id.len()
     }
+}
+
+/// Returns the lanes of these queues.
+pub fn lanes_of_queues(lanes: &[Lane], queues: &[String]) -> Vec<LaneId> {
+    lanes.iter().filter(|lane| queues.contains(&lane.queue)).map(|lane| lane.id).collect()
 }
 
 impl Inner {

@@ -22,6 +22,7 @@ mod error;
 mod events;
 mod external;
 mod fair_share;
+mod graph;
 mod history;
 mod job_log;
 mod jobs;
@@ -81,8 +82,8 @@ pub use external::{
     ExternalColumns, ExternalEnd, ExternalMapping, ExternalOutbox, ExternalRow, ExternalSettled, ExternalTake,
 };
 pub use history::{
-    HISTORY_BOUNDS_MS, HistoryEntry, HistoryMeasure, HistoryPeriod, HistoryQuery, HistoryStore, TimingCount,
-    named_queues,
+    HISTORY_BOUNDS_MS, HistoryCutoffs, HistoryEntry, HistoryMeasure, HistoryPeriod, HistoryQuery, HistoryStore,
+    TimingCount, named_queues,
 };
 pub use job_log::{LogCursor, LogPage, StoredJobLimits};
 pub use jobs::{
@@ -109,8 +110,8 @@ pub use task_filter::TaskFilter;
 pub use task_limits::{TaskPosition, limit_of};
 pub use task_meter::{QueuedTasks, TaskFigures, TaskMeasures, TasksInState};
 pub use tasks::{
-    MachineStatus, NewMachine, NewTask, Registered, StateCount, StoredMachine, TaskAnswer, TaskInput, TaskStore,
-    TaskView, TasksFired,
+    KeyedTask, MachineStatus, NewMachine, NewTask, Registered, StateCount, StoredMachine, TaskAnswer, TaskInput,
+    TaskKey, TaskStore, TaskView, TasksFired,
 };
 pub use usage::{TaskTokens, UsageStore};
 pub use webhooks::{

@@ -109,6 +109,9 @@ pub struct ListQuery {
 /// How much of an error is searched. Errors written by people are short, those of programs may not be.
 pub const SEARCHED_ERROR_CHARS: usize = 2_000;
 
+/// How much of a payload is searched, so that a page of a search reads at most 40 MB of them.
+pub const SEARCHED_PAYLOAD_CHARS: usize = 4_000;
+
 /// Result of a search through one lane.
 #[derive(Default)]
 pub struct LaneSearch {
@@ -400,13 +403,23 @@ impl ListQuery {
 
     /// Returns whether the filter compares more than the error, reason and lane of a failed job.
     pub fn compares_more_than_error(&self) -> bool {
-        let Filter { tag, schedule_id, correlation_id, q, name, worker_id, .. } = &self.filter;
-        [tag, schedule_id, correlation_id, q, name, worker_id].into_iter().any(Option::is_some)
+        let Filter { tag, schedule_id, correlation_id, q, name, worker_id, payload, .. } = &self.filter;
+        [tag, schedule_id, correlation_id, q, name, worker_id, payload].into_iter().any(Option::is_some)
     }
 
     /// Returns whether the filter compares the last run of a job.
     pub fn compares_last_run(&self) -> bool {
         self.filter.error.is_some() || self.filter.reason.is_some() || self.filter.worker_id.is_some()
+    }
+
+    /// Returns whether the filter compares the payload of a job.
+    pub fn compares_payload(&self) -> bool {
+        self.filter.payload.is_some()
+    }
+
+    /// Returns whether the beginning of a payload contains the text that the filter names.
+    pub fn matches_payload(&self, payload: &str) -> bool {
+        self.filter.payload.as_ref().is_none_or(|text| contains(payload, &text.to_lowercase()))
     }
 
     /// Returns whether the filter compares the worker of a job.
@@ -500,7 +513,7 @@ fn source_of(filter: &Filter, lanes: &[LaneId], named: &[LaneId], found: &[LaneI
         Source::Label { kind: LabelKind::Schedule, value: value.clone() }
     } else if let Some(text) = &filter.correlation_id {
         Source::Correlation(text.clone())
-    } else if filter.name.is_some() || filter.worker_id.is_some() || searches_errors {
+    } else if filter.name.is_some() || filter.worker_id.is_some() || filter.payload.is_some() || searches_errors {
         Source::Scan { lanes: named.to_vec(), name: filter.name.clone() }
     } else {
         Source::Lanes(found.to_vec())

@@ -62,11 +62,16 @@ pub struct ClaimCutoff {
     pub connected_before: Timestamp,
 }
 
-/// What a node has reported about its sources and inboxes.
+/// A live node, and what it has reported about its sources and inboxes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NodeReport {
     pub node: NodeId,
     pub name: String,
+    /// Version of Faena that it runs.
+    pub version: String,
+    pub started_at: Timestamp,
+    /// When it last renewed its lease.
+    pub seen_at: Timestamp,
     pub inputs: Vec<InputView>,
 }
 
@@ -99,6 +104,9 @@ pub enum InputState {
     Up,
     Down,
 }
+
+/// Version of Faena that this process runs.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Returns the stored form of a report.
 pub(crate) fn inputs_text(inputs: &[InputView]) -> String {

@@ -11,13 +11,15 @@ use sha2::{Digest, Sha256};
 use crate::{Lane, LaneId, StoreError, Tally};
 
 /// Labels by which jobs are listed, besides their lane.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(i16)]
 pub enum LabelKind {
     Tag = 0,
     Schedule = 1,
     /// A name that differs from the type.
     Name = 2,
+    /// The id of a job that it depends on. Unlike a row of `dependency` it stays when the parent has ended.
+    Parent = 3,
 }
 
 pub type Label = (LabelKind, String);
@@ -112,7 +114,7 @@ pub fn parent_ids(jobs: &[NewJob]) -> Vec<JobId> {
 
 /// Returns how many rows a submit of these jobs writes, about. A large payload counts as several.
 pub fn weight(jobs: &[NewJob]) -> usize {
-    let of = |job: &NewJob| 1 + job.options.depends_on.len() + job.options.tags.len() + job.payload.len() / 1_024;
+    let of = |job: &NewJob| 1 + 2 * job.options.depends_on.len() + job.options.tags.len() + job.payload.len() / 1_024;
     jobs.iter().map(of).sum()
 }
 
@@ -175,6 +177,7 @@ pub fn labels_of(options: &JobOptions) -> Vec<Label> {
     }
     labels.extend(options.schedule_id.clone().map(|schedule| (LabelKind::Schedule, schedule)));
     labels.extend(options.name.clone().map(|name| (LabelKind::Name, name)));
+    labels.extend(options.depends_on.iter().map(|parent| (LabelKind::Parent, parent.to_string())));
     labels
 }
 

@@ -1,6 +1,6 @@
 //! What a queue outside the database needs: to follow which jobs become ready, and to compare itself with the database.
 //!
-//! The database stays the truth. Changes are announced in memory after their commits; what a node that dies does not announce is
+//! The database stays authoritative. Changes are announced in memory after their commits; what a node that dies does not announce is
 //! found by comparing.
 
 use std::sync::{
@@ -63,7 +63,7 @@ pub enum QueuePlace {
     Elsewhere,
 }
 
-/// A job that has become ready or waits for a time.
+/// A job that has become ready, waits for a time, or has left the queue without a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueChange {
     pub lane: LaneId,
@@ -78,6 +78,8 @@ pub struct QueueChange {
 pub enum QueueChangeKind {
     Ready,
     Delayed,
+    /// It was cancelled, deleted, changed or has expired. Where it is now, if it is in a queue, is another change.
+    Left,
 }
 
 impl QueueChange {
@@ -88,10 +90,15 @@ impl QueueChange {
     pub fn delayed(lane: LaneId, at_ms: i64, id: JobId) -> QueueChange {
         QueueChange { kind: QueueChangeKind::Delayed, ..QueueChange::ready(lane, at_ms, id) }
     }
+
+    /// Says that a job has left a lane otherwise than by a claim.
+    pub fn left(lane: LaneId, id: JobId) -> QueueChange {
+        QueueChange { kind: QueueChangeKind::Left, ..QueueChange::ready(lane, 0, id) }
+    }
 }
 
-/// Most changes that wait to be read. Beyond that they are dropped and must be found by comparing.
-const MAX_CHANGES: usize = 200_000;
+/// Maximum number of changes that wait to be read. Beyond that they are dropped and must be found by comparing.
+const MAX_CHANGES: usize = 500_000;
 
 /// The changes of this process, in the order of their commits.
 #[derive(Default)]

@@ -30,13 +30,13 @@ pub trait ScheduleStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<Option<Schedule>>;
 
-    /// Deletes a schedule and its ticks, with an entry in the audit log. Its jobs stay. Returns `false` if it does not exist.
+    /// Deletes a schedule and its ticks, with an entry in the audit log. Its jobs are kept. Returns `false` if it does not exist.
     async fn schedule_delete(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool>;
 
     /// Creates a job of a schedule now, with an entry in the audit log. Returns `None` if the schedule does not exist.
     async fn schedule_trigger(&self, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>>;
 
-    /// Processes the due times of up to `limit` schedules, the longest due first.
+    /// Processes the due times of up to `limit` schedules, the most overdue first.
     ///
     /// Jobs, ticks and the schedules themselves change in one transaction: each due time is processed once, however many nodes call this at the
     /// same time and whichever dies.
@@ -54,7 +54,7 @@ pub trait ScheduleStore: Send + Sync + 'static {
     /// Returns how many records of due times before this one there are, counted up to [`crate::COUNT_LIMIT`].
     async fn schedule_tick_total(&self, id: ScheduleId, before: Option<Timestamp>) -> Result<u64>;
 
-    /// Returns how many schedules are active, and how late the longest due one is.
+    /// Returns how many schedules are active, and how late the most overdue one is.
     async fn schedule_counts(&self) -> Result<ScheduleCounts>;
 }
 
@@ -62,61 +62,31 @@ pub trait ScheduleStore: Send + Sync + 'static {
 pub const COLUMNS: &str = "id, spec, active, anchor_at, cursor_at, next_at, runs, last_due_at, last_run_at, last_job, recent, queued, \
      finished, created_at, updated_at";
 
-/// A row of `schedule`, before its definition is parsed.
-pub struct ScheduleRow {
-    pub id: ScheduleId,
-    pub spec: String,
-    pub is_active: bool,
-    pub anchor_at: Timestamp,
-    pub cursor_at: Timestamp,
-    pub next_at: Option<Timestamp>,
-    pub runs: u64,
-    pub last_due_at: Option<Timestamp>,
-    pub last_run_at: Option<Timestamp>,
-    pub last_job: Option<JobId>,
-    pub recent: String,
-    pub queued: Option<JobId>,
-    pub finished: Option<String>,
-    pub created_at: Timestamp,
-    pub updated_at: Timestamp,
+/// A row of `schedule`; an error if its definition is not readable.
+pub type ScheduleRow = std::result::Result<Schedule, (ScheduleId, StoreError)>;
+
+/// Parses the definition of a row.
+pub fn parse_spec(id: ScheduleId, spec: &str) -> std::result::Result<ScheduleSpec, (ScheduleId, StoreError)> {
+    let unreadable = |error| StoreError::Internal(format!("schedule {id} is not readable: {error}").into());
+    serde_json::from_str(spec).map_err(|error: serde_json::Error| (id, unreadable(error)))
 }
 
-impl ScheduleRow {
-    pub fn schedule(self) -> Result<Schedule> {
-        let spec = serde_json::from_str(&self.spec)
-            .map_err(|error| StoreError::Internal(format!("schedule {} is not readable: {error}", self.id).into()))?;
-        Ok(Schedule {
-            id: self.id,
-            spec,
-            is_active: self.is_active,
-            anchor_at: self.anchor_at,
-            cursor_at: self.cursor_at,
-            next_at: self.next_at,
-            runs: self.runs,
-            last_due_at: self.last_due_at,
-            last_run_at: self.last_run_at,
-            last_job: self.last_job,
-            recent: serde_json::from_str(&self.recent).unwrap_or_default(),
-            queued: self.queued,
-            finished: self.finished,
-            created_at: self.created_at,
-            updated_at: self.updated_at,
-        })
-    }
+/// Parses the recent jobs of a row.
+pub fn parse_recent(recent: &str) -> Vec<JobId> {
+    serde_json::from_str(recent).unwrap_or_default()
 }
 
 /// Schedules whose stored definition is not readable, each with the reason.
 pub type UnreadableSchedules = Vec<(ScheduleId, String)>;
 
-/// Parses rows. Returns the readable schedules and the unreadable ones.
-pub fn parse_rows(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, UnreadableSchedules) {
+/// Separates the readable schedules from the unreadable ones.
+pub fn split_rows(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, UnreadableSchedules) {
     let mut readable = Vec::with_capacity(rows.len());
     let mut unreadable = Vec::new();
     for row in rows {
-        let id = row.id;
-        match row.schedule() {
+        match row {
             Ok(schedule) => readable.push(schedule),
-            Err(error) => unreadable.push((id, error.to_string())),
+            Err((id, error)) => unreadable.push((id, error.to_string())),
         }
     }
     (readable, unreadable)
@@ -124,9 +94,9 @@ pub fn parse_rows(rows: Vec<ScheduleRow>) -> (Vec<Schedule>, UnreadableSchedules
 
 /// Returns the readable schedules of a list, and logs the others.
 pub fn readable(rows: Vec<ScheduleRow>) -> Vec<Schedule> {
-    let (readable, unreadable) = parse_rows(rows);
+    let (readable, unreadable) = split_rows(rows);
     for (schedule, reason) in unreadable {
-        tracing::warn!(%schedule, reason, "schedule not readable");
+        tracing::warn!(%schedule, reason, "cannot read a schedule, leaving it out of the list");
     }
     readable
 }
@@ -149,7 +119,7 @@ pub type RejectedSchedules = HashMap<ScheduleId, String>;
 /// Returns why jobs of this type are rejected. Any other error fails the whole round.
 pub fn rejection(error: StoreError) -> Result<String> {
     match error {
-        StoreError::Invalid(faults) => Ok(describe(&faults)),
+        StoreError::Invalid(errors) => Ok(describe(&errors)),
         error => Err(error),
     }
 }
@@ -207,7 +177,7 @@ pub struct Round {
     pub schedules: Vec<Schedule>,
     pub jobs: Vec<NewJob>,
     /// The schedule of each job.
-    pub makers: Vec<ScheduleId>,
+    pub job_schedules: Vec<ScheduleId>,
     pub ticks: Vec<TickRow>,
     pub cancels: Vec<JobId>,
 }
@@ -246,16 +216,16 @@ pub fn plan_round(schedules: Vec<Schedule>, states: &JobStates, rejected: &Rejec
                     decision.mark_missed(compiled.schedule.id, reason, now);
                 }
                 let firing = fire(&mut compiled, decision, states, now);
-                round.makers.extend(firing.jobs.iter().map(|_| compiled.schedule.id));
+                round.job_schedules.extend(firing.jobs.iter().map(|_| compiled.schedule.id));
                 round.jobs.extend(firing.jobs);
                 round.ticks.extend(firing.ticks);
                 round.cancels.extend(firing.cancels);
                 round.schedules.push(compiled.schedule);
             }
-            Err(faults) => round.schedules.push(Schedule {
+            Err(errors) => round.schedules.push(Schedule {
                 next_at: None,
                 is_active: false,
-                finished: Some(invalid_timing_reason(&faults)),
+                finished: Some(invalid_timing_reason(&errors)),
                 ..stays
             }),
         }
@@ -263,8 +233,8 @@ pub fn plan_round(schedules: Vec<Schedule>, states: &JobStates, rejected: &Rejec
     round
 }
 
-fn describe(faults: &[FieldError]) -> String {
-    let texts: Vec<String> = faults.iter().map(|fault| format!("{} {}", fault.path, fault.message)).collect();
+fn describe(errors: &[FieldError]) -> String {
+    let texts: Vec<String> = errors.iter().map(|error| format!("{} {}", error.path, error.message)).collect();
     texts.join("; ")
 }
 

@@ -53,6 +53,7 @@ names! {
     TAG_LABEL = LabelKind::Tag,
     SCHEDULE_LABEL = LabelKind::Schedule,
     NAME_LABEL = LabelKind::Name,
+    PARENT_LABEL = LabelKind::Parent,
     IDEMPOTENCY_KEY = KeyKind::Idempotency,
     UNIQUE_KEY = KeyKind::Unique,
     // As `Scope::parts` and `fairness_code` write them.

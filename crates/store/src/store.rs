@@ -60,7 +60,7 @@ pub trait Store:
     /// Returns why signals of other nodes do not arrive, or `None` if they do. Without them, only polls find what other nodes did.
     fn signal_problem(&self) -> Option<String>;
 
-    /// Waits until the disk rejects a write or does not confirm it, and returns the error. Most stores wait for ever.
+    /// Waits until the disk rejects a write or does not confirm it, and returns the error. Most stores wait forever.
     ///
     /// From then on every write is rejected, because what was written before may be lost too. The process must end; the next one
     /// checks the database before it uses it.
@@ -80,7 +80,7 @@ pub struct StoreOptions {
     pub listen_url: Option<String>,
     /// What may be stored about one job.
     pub job_limits: StoredJobLimits,
-    /// The most lanes of the database. Only tests change it.
+    /// Maximum number of lanes of the database. Only tests change it.
     #[doc(hidden)]
     pub max_lanes: usize,
     /// The migrations to apply. Only tests of the migrations change it.

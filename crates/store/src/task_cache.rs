@@ -1,8 +1,8 @@
 //! Tasks that the only writer of a database has in memory, so that the next event of a task need not read and parse it.
 //!
-//! A call takes a task out, and puts it back as its last act. A call that fails in between has left nothing behind, and the next one
-//! reads the task again. Whatever undoes writes of a successful call must clear the cache: so do a rolled back transaction and a
-//! change of the file by another connection. Every other statement that changes rows of `task` must do the same.
+//! A call takes a task out, and puts it back when everything else has succeeded. If it fails before that, the next call reads the task
+//! again. The cache is cleared when a transaction is rolled back and when another connection changes the file. Every other statement
+//! that changes rows of `task` must clear it too.
 
 use std::{collections::HashMap, sync::Arc};
 

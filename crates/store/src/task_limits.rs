@@ -21,30 +21,30 @@ pub enum Admission {
 
 /// How many tasks of each machine with a limit may start in a transaction that has locked the limits.
 #[derive(Debug, Default)]
-pub struct Room(BTreeMap<String, MachineRoom>);
+pub struct TaskCapacity(BTreeMap<String, MachineCapacity>);
 
 #[derive(Debug)]
-struct MachineRoom {
+struct MachineCapacity {
     left: i64,
     has_queue: bool,
 }
 
-impl Room {
-    /// Sets what a machine has: the tasks that may start, and whether others are queued already.
+impl TaskCapacity {
+    /// Sets how many tasks of a machine may start, and whether others are queued already.
     pub fn set(&mut self, machine: &str, left: i64, has_queue: bool) {
-        self.0.insert(machine.to_owned(), MachineRoom { left, has_queue });
+        self.0.insert(machine.to_owned(), MachineCapacity { left, has_queue });
     }
 
-    /// Decides about the next new task of a machine, which takes a place if it starts.
+    /// Decides whether the next new task of a machine starts or is queued. A task that starts counts as running.
     pub fn admit(&mut self, machine: &str) -> Admission {
         match self.0.get_mut(machine) {
             None => Admission::Start,
-            Some(room) if room.has_queue || room.left <= 0 => {
-                room.has_queue = true;
+            Some(capacity) if capacity.has_queue || capacity.left <= 0 => {
+                capacity.has_queue = true;
                 Admission::Queue
             }
-            Some(room) => {
-                room.left -= 1;
+            Some(capacity) => {
+                capacity.left -= 1;
                 Admission::Start
             }
         }
@@ -58,7 +58,7 @@ pub fn may_be_limited(rules: &Rules, definition: &Definition) -> bool {
     definition.limits.running.is_some() || rules.machines.contains_key(&definition.machine)
 }
 
-/// Returns whether the loop must look at the queued tasks after a batch: it queues a task, or ends one of a machine with a limit.
+/// Returns whether the loop must check the queued tasks after a batch: it queues a task, or ends one of a machine with a limit.
 ///
 /// Both, because an end that is committed between the decision to queue a task and its commit does not see that task.
 pub fn touches_queue(rules: &Rules, batch: &Batch) -> bool {
@@ -66,12 +66,12 @@ pub fn touches_queue(rules: &Rules, batch: &Batch) -> bool {
     tasks.any(|task| task.is_queued() || (task.ends() && may_be_limited(rules, &task.definition)))
 }
 
-/// Where a queued task stands.
+/// Position of a queued task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskPosition {
     /// Tasks of its machine that run or are paused, counted up to the limit.
     pub running: u64,
-    /// Absent: there is no limit, so it starts at once.
+    /// Absent: there is no limit, so it starts immediately.
     pub limit: Option<u64>,
     /// Queued tasks of its machine that start before it, counted up to [`crate::COUNT_LIMIT`].
     pub ahead: u64,
@@ -91,10 +91,10 @@ mod tests {
 
     #[test]
     fn a_task_starts_if_there_is_room_and_none_waits_before_it() {
-        let mut room = Room::default();
-        room.set("narrow", 2, false);
-        room.set("queued", 9, true);
-        let mut decide = |machine: &str| [(); 4].map(|()| room.admit(machine) == Admission::Start);
+        let mut capacity = TaskCapacity::default();
+        capacity.set("narrow", 2, false);
+        capacity.set("queued", 9, true);
+        let mut decide = |machine: &str| [(); 4].map(|()| capacity.admit(machine) == Admission::Start);
         assert_eq!(decide("unlimited"), [true; 4]);
         assert_eq!(decide("narrow"), [true, true, false, false], "those of the same batch count");
         assert_eq!(decide("queued"), [false; 4], "others came first");

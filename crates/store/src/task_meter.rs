@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use faena_domain::Timestamp;
-use faena_machine::Outcome;
 use parking_lot::Mutex;
 
 use crate::{HISTORY_BOUNDS_MS, TaskAnswer, TasksFired};
@@ -96,14 +95,6 @@ fn outcome(answer: Option<&TaskAnswer>) -> &'static str {
     match answer {
         None => "unknown_task",
         Some(answer) if answer.duplicate => "duplicate",
-        Some(answer) => match answer.outcome {
-            Outcome::Applied => "applied",
-            Outcome::Deferred => "deferred",
-            Outcome::Ignored => "ignored",
-            Outcome::Stale => "stale",
-            Outcome::Rejected => "rejected",
-            Outcome::Forbidden => "forbidden",
-            Outcome::Invalid => "invalid",
-        },
+        Some(answer) => answer.outcome.as_str(),
     }
 }

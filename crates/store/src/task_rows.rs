@@ -1,7 +1,7 @@
 //! The rows and texts in which tasks and their events are stored.
 
 use faena_domain::{TaskId, Timestamp};
-use faena_machine::{Status, Task};
+use faena_machine::Task;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -58,7 +58,7 @@ impl TaskColumns {
     pub fn of(view: &TaskView) -> TaskColumns {
         let task = &view.task;
         TaskColumns {
-            status: status_text(task.status),
+            status: task.status.as_str(),
             state: task.state(),
             ended_at: task.ended_at.map(Timestamp::as_ms),
             due_at: task.due().map(Timestamp::as_ms),
@@ -73,21 +73,6 @@ impl TaskColumns {
 pub fn entered_at(task: &Task) -> Timestamp {
     task.active.last().map_or(task.created_at, |active| active.since)
 }
-
-/// Returns the name of a status in the database.
-pub fn status_text(status: Status) -> &'static str {
-    match status {
-        Status::Queued => "queued",
-        Status::Running => "running",
-        Status::Paused => "paused",
-        Status::Completed => "completed",
-        Status::Failed => "failed",
-        Status::Cancelled => "cancelled",
-    }
-}
-
-pub const STATUSES: [Status; 6] =
-    [Status::Queued, Status::Running, Status::Paused, Status::Completed, Status::Failed, Status::Cancelled];
 
 /// Returns tags as they are stored; none are absent.
 pub fn tags_text(tags: &[String]) -> Result<Option<String>> {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-pub use crate::task_rows::{COLUMNS, STATUSES, TaskColumns, TaskRow, status_text, tags_text, to_text};
+pub use crate::task_rows::{COLUMNS, TaskColumns, TaskRow, tags_text, to_text};
 use crate::{
     AuditEntry, Result, StoreError, TaskFigures, TaskFilter, TaskMeasures, TaskPosition, approval_webhooks,
     task_limits::Admission,
@@ -39,11 +39,16 @@ pub trait TaskStore: Send + Sync + 'static {
     /// Stores a new task, with its history, events and jobs.
     async fn task_create(&self, task: NewTask, now: Timestamp) -> Result<()>;
 
+    /// Stores a new task, unless a task was created with the same key before: then returns that one.
+    ///
+    /// The key exists as long as its task.
+    async fn task_create_once(&self, key: TaskKey, task: NewTask, now: Timestamp) -> Result<Option<KeyedTask>>;
+
     /// Applies inputs in their order. Each task's input is one transaction with everything that follows from it; inputs of several tasks may
     /// share one. The answer to an unknown task is `None`.
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>;
 
-    /// Tells tasks of up to `limit` ended jobs, fires the timers of up to `limit` due tasks, and starts queued tasks for which there is
+    /// Notifies tasks about up to `limit` ended jobs, fires the timers of up to `limit` due tasks, and starts queued tasks for which there is
     /// room, up to `limit` of each machine.
     ///
     /// The end of a job marks it in its own transaction, so jobs that have not ended cost nothing here.
@@ -77,7 +82,7 @@ pub trait TaskStore: Send + Sync + 'static {
     /// Returns what this process has done to tasks since its start.
     fn task_measures(&self) -> TaskMeasures;
 
-    /// Returns where a queued task of a machine stands.
+    /// Returns the position of a queued task of a machine.
     async fn task_position(&self, machine: &str, id: TaskId) -> Result<TaskPosition>;
 
     /// Returns the history of a task after a record.
@@ -131,6 +136,22 @@ pub struct NewTask {
     pub first: Step,
     /// Entry in the audit log, for a task that was not simply created.
     pub audit: Option<AuditEntry>,
+}
+
+/// An idempotency key of a new task.
+#[derive(Clone, Debug)]
+pub struct TaskKey {
+    pub key: String,
+    /// SHA-256 of the request.
+    pub fingerprint: [u8; 32],
+}
+
+/// The task that was created with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyedTask {
+    pub id: TaskId,
+    /// Whether it was created by the same request.
+    pub is_same_request: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -339,7 +360,7 @@ impl Batch {
         self.fail_jobs(plan, now);
     }
 
-    /// Tells tasks about jobs that cannot be submitted.
+    /// Notifies tasks about jobs that cannot be submitted.
     fn fail_jobs(&mut self, plan: &mut Plan, now: Timestamp) {
         while let Some((link, error)) = plan.refused.pop() {
             let end = JobEnd::Failed { error: Some(error), reason: Some("invalid".into()) };

@@ -1,8 +1,9 @@
 //! Moves a whole installation from SQLite to PostgreSQL.
 //!
 //! Every table is copied in chunks, each with its progress in one transaction, so a move that was killed continues where it was. Then
-//! every row of both databases is read again, and number and checksum of each table must be equal. Only then do numbers continue, are
-//! events created, and may servers start. The source is never changed, and no server can start on it meanwhile.
+//! every row of both databases is read again, and the row count and the checksum of each table must be equal. Only then are the
+//! sequences and the event triggers set up, and servers can start. The source is never changed, and no server can start on it during
+//! the move.
 //!
 //! `sqlite/transfer.rs` reads the source, `postgres/transfer.rs` fills the target, `transfer/shape.rs` says what is moved, and
 //! `transfer/value.rs` converts.
@@ -116,7 +117,7 @@ pub async fn survey(from: &str, to: &str, resume: Resume) -> Result<Survey> {
     let source = Source::open(file_of(from)?, Access::Shared).await?;
     let target = Target::open(server_of(to)?).await?;
     let plan = Plan::make(&source, &target, resume).await?;
-    target.leave().await?;
+    target.roll_back().await?;
     let moved_at = if let Found::Moved(at) = plan.found { Some(at) } else { None };
     let copied = plan.copied();
     let tables = plan.tables.iter().zip(plan.counts);
@@ -134,7 +135,7 @@ pub async fn run(from: &str, to: &str, resume: Resume, now: Timestamp, progress:
     let target = Target::open(server_of(to)?).await?;
     let plan = Plan::make(&source, &target, resume).await?;
     if let Found::Moved(at) = plan.found {
-        target.leave().await?;
+        target.roll_back().await?;
         return Ok(Moved { tables: Vec::new(), resumed: 0, moved_at: Some(at) });
     }
     target.begin(&plan.tables, &plan.identity, &plan.found, now).await?;
@@ -162,7 +163,7 @@ impl Plan {
         let counts = source.counts(&tables).await?;
         let sequences = source.sequences().await?;
         let identity = source.identity(&counts, &sequences).await?;
-        let found = target.look(&tables, &identity, resume).await?;
+        let found = target.inspect(&tables, &identity, resume).await?;
         Ok(Plan { tables, counts, sequences, identity, found })
     }
 

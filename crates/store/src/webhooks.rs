@@ -12,7 +12,7 @@ use crate::{AuditEntry, Cause, Result, StoreError};
 /// Webhooks.
 #[async_trait]
 pub trait WebhookStore: Send + Sync + 'static {
-    /// Takes due webhooks, and those whose sender's lease has ended, for one attempt each: the longest due first.
+    /// Takes due webhooks, and those whose sender's lease has ended, for one attempt each: the most overdue first.
     ///
     /// `WebhookTakeRequest::host_capacities` bounds the number per host, so that a slow host does not delay others. No attempt is taken twice.
     async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;

@@ -2,6 +2,7 @@
 
 pub mod frames;
 pub mod metrics;
+mod system;
 
 /// Messages and services of `proto/faena/v1`.
 #[cfg(feature = "grpc")]
@@ -25,6 +26,8 @@ pub mod v1 {
     /// Descriptors of all files, for server reflection.
     pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/faena_descriptor.bin"));
 }
+
+pub use system::{DoctorFinding, DoctorReport, DoctorSeverity, NodeList, NodeView};
 
 use faena_domain::{
     ApiKey, AuditRow, BulkId, ErrorCode, ErrorReason, Fairness, FieldError, JobId, JobState, JobView, Pause, Priority,
@@ -106,7 +109,7 @@ macro_rules! list {
             pub $field: Vec<$entry>,
             pub total: u64,
             /// `false` if `total` is a lower bound: counting all entries would take too long.
-            #[serde(default = "yes", skip_serializing_if = "is_true")]
+            #[serde(default = "default_true", skip_serializing_if = "is_true")]
             pub total_is_exact: bool,
             /// Absent if the page was chosen by `cursor`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,7 +124,7 @@ macro_rules! list {
             #[serde(default, skip_serializing_if = "std::ops::Not::not")]
             pub is_partial: bool,
             /// `false` if only the newest entries were sorted.
-            #[serde(default = "yes", skip_serializing_if = "is_true")]
+            #[serde(default = "default_true", skip_serializing_if = "is_true")]
             pub sort_is_exact: bool,
         }
 
@@ -145,7 +148,7 @@ macro_rules! list {
     };
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -541,7 +544,7 @@ pub struct DatabaseCheck {
     pub latency_ms: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Why this node does not learn immediately of what other nodes do. It polls meanwhile.
+    /// Why signals of other nodes do not arrive. The node polls until they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal_problem: Option<String>,
 }

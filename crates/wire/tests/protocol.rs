@@ -112,7 +112,7 @@ fn every_method_has_a_request_and_a_response_of_its_own() {
 }
 
 #[test]
-fn times_and_durations_have_the_types_of_the_field() {
+fn times_and_durations_have_the_protobuf_types() {
     let is_raw = |message: &DescriptorProto| {
         let number = |kind| matches!(kind, Type::Int64 | Type::Uint64 | Type::Int32 | Type::Uint32 | Type::Double);
         let raw = message.field.iter().filter(|field| {
@@ -125,7 +125,7 @@ fn times_and_durations_have_the_types_of_the_field() {
 }
 
 #[test]
-fn files_lie_in_the_folder_of_their_package() {
+fn files_are_in_the_folder_of_their_package() {
     let files = files();
     assert_eq!(files.len(), 9, "{:?}", files.iter().map(|file| file.name()).collect::<Vec<_>>());
     for file in &files {

@@ -21,7 +21,7 @@ impl fmt::Debug for Address {
 }
 
 impl Address {
-    /// Checks the URL and the token. Without a URL, `FAENA_URL` counts, then the default address.
+    /// Checks the URL and the token. Without a URL, `FAENA_URL` is used, else the default address.
     pub fn new(url: Option<String>, token: Option<String>) -> Result<Address, Error> {
         let url = url.or_else(|| std::env::var("FAENA_URL").ok()).filter(|url| !url.is_empty());
         let base = url.unwrap_or_else(|| DEFAULT_URL.into()).trim_end_matches('/').to_owned();

@@ -248,7 +248,7 @@ impl Context {
         &self.0.token
     }
 
-    /// Reports how far the job is. Never waits; if too many updates are waiting, some are dropped.
+    /// Reports the progress of the job. Never waits; if too many updates are waiting, some are dropped.
     pub fn progress(&self, progress: Progress) {
         self.update(outgoing::progress(self.0.key, progress));
     }

@@ -133,7 +133,7 @@ pub(crate) enum ReportKind {
     Complete,
     Fail,
     Release,
-    /// Of a newer server. Never sent.
+    /// A report of a newer server. Never sent.
     #[serde(other)]
     Unknown,
 }
@@ -155,7 +155,7 @@ pub(crate) enum ServerFrameKind {
     Resume,
     Heartbeat,
     Error,
-    /// Of a newer server. Ignored.
+    /// A frame of a newer server. Ignored.
     #[serde(other)]
     Unknown,
 }

@@ -406,6 +406,9 @@ pub struct Job {
     /// Labels to find it by.
     #[serde(default)]
     pub tags: Vec<String>,
+    /// The fields that the API key may not see; they are empty.
+    #[serde(default)]
+    pub hidden: Vec<String>,
 }
 
 impl Job {

@@ -118,9 +118,9 @@ impl Connection<'_> {
     /// Does what the client asks for, and returns the task that it is about.
     async fn perform(&mut self, request: Request) -> Result<TaskSnapshot, String> {
         let id = match request {
-            Request::Create { data, title } => {
+            Request::Create { data, title, id } => {
                 self.check_room()?;
-                self.gateway.create(data, title).await?
+                self.gateway.create(data, title, id).await?
             }
             Request::Decide { task, plan, approve, comment } => {
                 self.gateway.decide(&task, &plan, approve, comment).await?;
@@ -169,10 +169,13 @@ impl Gateway {
         found.filter(|task| task.machine == self.machine).ok_or_else(|| format!("no task {id}"))
     }
 
-    async fn create(&self, data: Value, title: Option<String>) -> Result<String, String> {
+    async fn create(&self, data: Value, title: Option<String>, message: Option<String>) -> Result<String, String> {
         let mut body = json!({"machine": self.machine, "data": data});
         if let Some(title) = title {
             body["title"] = json!(title);
+        }
+        if let Some(message) = message {
+            body["idempotencyKey"] = json!(format!("gateway {message}"));
         }
         let request = self.feed.client.request(Method::POST, "/api/v1/tasks").json(&body);
         let created: TaskSnapshot = request.send().await.map_err(|error| error.with_causes())?;

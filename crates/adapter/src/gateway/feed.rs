@@ -12,7 +12,7 @@ use crate::{
     task::TaskSnapshot,
     transport::{
         Outage,
-        http::{outage, payload, task},
+        http::{follow_events, payload, task},
     },
 };
 
@@ -67,7 +67,7 @@ impl Feed {
                 () = stop.cancelled() => return,
             };
             let reason = ended.err().map_or_else(|| "the stream ended".to_owned(), |outage| outage.to_string());
-            tracing::warn!(reason, "no events from the server, trying again");
+            tracing::warn!(reason, "event stream of the server lost, reconnecting");
             if !backoff.wait(stop).await {
                 return;
             }
@@ -76,30 +76,14 @@ impl Feed {
 
     async fn follow_once(&self, backoff: &mut Backoff) -> Result<(), Outage> {
         let request = self.client.request(Method::GET, "/api/v1/events").query("types", "task.*");
-        let mut stream = request.stream().await.map_err(outage)?;
-        let mut tick = tokio::time::interval(self.every);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut has_begun = false;
-        loop {
-            let event = tokio::select! {
-                event = stream.next() => event,
-                // The first tick comes when the stream has begun, and finds what happened before it.
-                _ = tick.tick(), if has_begun => {
-                    self.refresh_all().await?;
-                    continue;
-                }
-            };
-            let Some(event) = event else { return Ok(()) };
-            if !std::mem::replace(&mut has_begun, true) {
-                backoff.reset();
-                tracing::info!("connected");
-            }
-            if event.event.as_deref() == Some("gap") {
-                self.refresh_all().await?;
-            } else if let Some((id, _)) = payload(&event) {
-                self.refresh(&id).await?;
-            }
-        }
+        follow_events(request, self.every, backoff, async |event| match event {
+            Some(event) if event.event.as_deref() != Some("gap") => match payload(&event) {
+                Some((id, _)) => self.refresh(&id).await,
+                None => Ok(()),
+            },
+            _ => self.refresh_all().await,
+        })
+        .await
     }
 
     async fn refresh_all(&self) -> Result<(), Outage> {

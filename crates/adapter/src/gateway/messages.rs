@@ -1,4 +1,4 @@
-//! JSON messages of web clients: requests `{tipo, ref, payload}`, and answers `{tipo, taskId, ref, payload}`.
+//! JSON messages of web clients: requests `{tipo, id, ref, payload}`, and answers `{tipo, taskId, ref, payload}`.
 
 use serde_json::{Map, Value, json};
 
@@ -10,9 +10,21 @@ pub const MAX_BYTES: usize = 256 << 10;
 /// What a client asks for.
 #[derive(Debug, PartialEq)]
 pub enum Request {
-    Create { data: Value, title: Option<String> },
-    Decide { task: String, plan: String, approve: bool, comment: Option<String> },
-    Follow { task: String },
+    Create {
+        data: Value,
+        title: Option<String>,
+        /// Id of the message. The same message again creates no second task.
+        id: Option<String>,
+    },
+    Decide {
+        task: String,
+        plan: String,
+        approve: bool,
+        comment: Option<String>,
+    },
+    Follow {
+        task: String,
+    },
 }
 
 /// Reads a message. The second value is the `ref` of the client, which the answer repeats.
@@ -28,10 +40,17 @@ pub fn parse(text: &str) -> (Result<Request, String>, Option<String>) {
 
 fn parse_request(message: &Value) -> Result<Request, String> {
     for name in message.as_object().into_iter().flatten().map(|(name, _)| name) {
-        if !["tipo", "ref", "payload"].contains(&name.as_str()) {
+        if !["tipo", "id", "ref", "payload"].contains(&name.as_str()) {
             return Err(format!("{name}: unknown field"));
         }
     }
+    let id = match &message["id"] {
+        Value::Null => None,
+        Value::String(id) if (1..=200).contains(&id.chars().count()) && !id.contains(char::is_control) => {
+            Some(id.clone())
+        }
+        _ => return Err("id: must be a text of 1 to 200 characters".into()),
+    };
     let empty = Map::new();
     let payload = match &message["payload"] {
         Value::Object(payload) => payload,
@@ -65,7 +84,7 @@ fn parse_request(message: &Value) -> Result<Request, String> {
             if let Some(rules) = payload.get("reglas").filter(|rules| !rules.is_null()) {
                 data["reglas"] = rules.clone();
             }
-            Request::Create { data, title: optional("titulo")? }
+            Request::Create { data, title: optional("titulo")?, id }
         }
         "APROBAR_PLAN" => {
             let approve = match payload.get("aprobado") {
@@ -139,6 +158,8 @@ mod tests {
             ("", "not JSON"),
             ("[]", "JSON object"),
             ("{}", "tipo: is required"),
+            (r#"{"tipo":"CREAR_TAREA","id":7}"#, "id: must be a text"),
+            (r#"{"tipo":"CREAR_TAREA","id":""}"#, "id: must be a text"),
             (r#"{"tipo":"BORRAR"}"#, "tipo: must be"),
             (r#"{"tipo":"CREAR_TAREA"}"#, "payload.prompt: is required"),
             (r#"{"tipo":"CREAR_TAREA","payload":7}"#, "payload: must be an object"),

@@ -1,4 +1,4 @@
-//! `faena adapter gateway`: the WebSocket of a web front.
+//! `faena adapter gateway`: the WebSocket server for web pages.
 //!
 //! A connection creates tasks, decides about plans, and receives the progress and the end of the tasks that it follows. One event
 //! stream of the server feeds all connections; a task is read again whenever something about it changed.
@@ -32,7 +32,7 @@ Example:
   faena adapter gateway --listen 127.0.0.1:3001 --allow-origin http://localhost:8080";
 
 pub const TOKEN_VARIABLE: &str = "FAENA_GATEWAY_TOKEN";
-/// What a subprotocol begins with that carries the token.
+/// Prefix of the subprotocol that contains the token.
 const BEARER: &str = "bearer.";
 /// How long connections may take to close.
 const STOP_LIMIT: Duration = Duration::from_secs(5);

@@ -146,7 +146,7 @@ pub async fn consume<S: Service>(runner: &Arc<Runner<S>>, broker: &Broker) {
         match outage {
             Ok(()) => backoff.reset(),
             Err(Outage(reason)) => {
-                tracing::warn!(reason, "no messages from the broker, trying again");
+                tracing::warn!(reason, "connection to the broker lost, reconnecting");
                 if !backoff.wait(stop).await {
                     break;
                 }

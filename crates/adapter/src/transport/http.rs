@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use faena::{Client, Error, ErrorCode, Method, StreamEvent};
+use faena::{ApiRequest, Client, Error, ErrorCode, Method, StreamEvent};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -103,7 +103,7 @@ pub async fn task(client: &Client, id: &str) -> Result<Option<TaskSnapshot>, Out
     }
 }
 
-pub fn outage(error: Error) -> Outage {
+fn outage(error: Error) -> Outage {
     Outage(match error {
         error @ Error::Response { code: ErrorCode::Unauthorized | ErrorCode::Forbidden, .. } => {
             format!("{error}; set FAENA_TOKEN to an API key with the scopes read and write")
@@ -131,7 +131,7 @@ pub async fn follow<S: Service>(runner: &Arc<Runner<S>>, http: &Http, every: Dur
         };
         match ended {
             Ok(()) => tracing::info!("event stream ended, connecting again"),
-            Err(Outage(reason)) => tracing::warn!(reason, "no connection to the server, trying again"),
+            Err(Outage(reason)) => tracing::warn!(reason, "server is not reachable, reconnecting"),
         }
         if !backoff.wait(stop).await {
             return;
@@ -151,6 +151,27 @@ async fn follow_once<S: Service>(
     if let Some(position) = position.as_ref() {
         request = request.header("Last-Event-ID", position);
     }
+    follow_events(request, every, backoff, async |event| {
+        let Some(event) = event else { return reconcile(runner, http).await };
+        handle(runner, http, &event).await?;
+        if event.id.is_some() && event.id != *position {
+            *position = event.id;
+            let saved = position.as_ref().map_or(Ok(()), |position| runner.records.save_position(position));
+            saved.map_err(|error| Outage(format!("cannot write the position: {error}")))?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Calls `handle` for each event of a stream until it ends. Calls it with `None` when everything must be read: when the stream has begun, and
+/// then regularly.
+pub async fn follow_events(
+    request: ApiRequest<'_>,
+    every: Duration,
+    backoff: &mut Backoff,
+    mut handle: impl AsyncFnMut(Option<StreamEvent>) -> Result<(), Outage>,
+) -> Result<(), Outage> {
     let mut stream = request.stream().await.map_err(outage)?;
     let mut tick = tokio::time::interval(every);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -160,7 +181,7 @@ async fn follow_once<S: Service>(
             event = stream.next() => event,
             // The first tick comes immediately, but after the stream has begun, so nothing is missed between the two.
             _ = tick.tick(), if has_begun => {
-                reconcile(runner, http).await?;
+                handle(None).await?;
                 continue;
             }
         };
@@ -169,12 +190,7 @@ async fn follow_once<S: Service>(
             backoff.reset();
             tracing::info!("connected");
         }
-        handle(runner, http, &event).await?;
-        if event.id.is_some() && event.id != *position {
-            *position = event.id;
-            let saved = position.as_ref().map_or(Ok(()), |position| runner.records.save_position(position));
-            saved.map_err(|error| Outage(format!("cannot write the position: {error}")))?;
-        }
+        handle(Some(event)).await?;
     }
 }
 
@@ -191,7 +207,7 @@ async fn handle<S: Service>(runner: &Arc<Runner<S>>, http: &Http, event: &Stream
         Ok(message) if runner.concerns(&message) => read_task(runner, http, &message.task).await,
         Ok(_) => Ok(()),
         Err(reason) => {
-            tracing::warn!(reason, "event not readable");
+            tracing::warn!(reason, "cannot read an event, ignoring it");
             Ok(())
         }
     }

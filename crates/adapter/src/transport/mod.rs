@@ -1,4 +1,4 @@
-//! How a service hears of tasks and answers them: over Faena's HTTP API and event stream, or over a message broker.
+//! How a service receives tasks and sends results: over Faena's HTTP API and event stream, or over a message broker.
 
 pub mod broker;
 pub mod http;
@@ -27,13 +27,13 @@ pub struct TransportArguments {
     pub broker: broker::BrokerArguments,
 }
 
-/// A connection to the tasks.
+/// Receives tasks and sends results.
 pub enum Transport {
     Http(http::Http),
     Broker(broker::Broker),
 }
 
-/// What became of an event that was sent.
+/// Result of sending an event.
 #[derive(Debug, PartialEq)]
 pub enum Delivered {
     Accepted(String),

@@ -82,7 +82,7 @@ impl JobService for Jobs {
         let cancelled = self.0.engine.cancel(id, "cancelled by request", &actor(), Timestamp::now()).await;
         let (state, cancel_requested) = match cancelled.map_err(ApiError::from)? {
             CancelResult::Cancelled => (JobState::Cancelled, false),
-            CancelResult::Asked { state } => (state, true),
+            CancelResult::Requested { state } => (state, true),
         };
         Ok(Response::new(CancelJobResponse { state: convert::job_state(state), cancel_requested }))
     }
@@ -150,6 +150,7 @@ fn list_query(request: ListJobsRequest) -> String {
         ("createdBefore", request.created_before.map(time)),
         ("q", request.search),
         ("error", request.error),
+        ("payload", request.payload),
         ("reason", convert::error_reason_name(request.error_reason).map(query_text)),
         ("sort", convert::job_sort_name(request.sort).map(query_text)),
         ("order", convert::sort_order_name(request.order).map(query_text)),

@@ -16,7 +16,7 @@ use crate::rest::{
     task_views::{TaskView, TaskWhy},
 };
 
-/// Names of fields that differ: JSON inside of a text, a state instead of a status, a policy or a message around several fields.
+/// Names of fields that differ: a string with JSON, a state instead of a status, a policy or a message around several fields.
 const RENAMED: [(&str, &[&str]); 15] = [
     ("Job", &["status=state", "payload=payloadJson", "result=resultJson", "timeoutMs=timeout"]),
     ("Job", &["retryDelay=retryPolicy", "backoffMultiplier=retryPolicy", "maxDelay=retryPolicy"]),

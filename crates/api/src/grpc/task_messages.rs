@@ -7,18 +7,18 @@ use faena_store::{MachineStatus, TaskAnswer};
 use faena_wire::v1;
 use serde_json::Value;
 
-use super::convert::{self, json_name, timestamp};
+use super::convert::{self, timestamp};
 use crate::rest::{
     task_bulk::{MigratedState, MigrationResponse, Refusal, Started, TaskBulkResponse, TaskExample},
     task_views::TaskView,
 };
 
 pub fn task_status(status: Status) -> i32 {
-    convert::task_status(&json_name(&status))
+    convert::task_status(status.as_str())
 }
 
 fn task_outcome(outcome: Outcome) -> i32 {
-    convert::task_outcome(&json_name(&outcome))
+    convert::task_outcome(outcome.as_str())
 }
 
 pub fn machine_status(status: MachineStatus) -> v1::MachineStatus {
@@ -153,8 +153,8 @@ pub fn finding(finding: Finding) -> v1::MachineFinding {
     let number = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     v1::MachineFinding {
         path: finding.path,
-        line: number(finding.place.line),
-        column: number(finding.place.column),
+        line: number(finding.position.line),
+        column: number(finding.position.column),
         message: finding.message,
     }
 }
@@ -220,8 +220,7 @@ mod tests {
 
     #[test]
     fn every_status_and_outcome_of_a_task_has_a_value_in_the_protocol() {
-        let open = [Status::Queued, Status::Running, Status::Paused];
-        for status in open.into_iter().chain([Status::Completed, Status::Failed, Status::Cancelled]) {
+        for status in Status::ALL {
             assert_ne!(task_status(status), 0, "{status:?}");
             assert_eq!(convert::task_status_name(task_status(status)), Some(json!(status)));
         }

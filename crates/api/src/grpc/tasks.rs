@@ -119,15 +119,17 @@ impl TaskService for Tasks {
     }
 
     async fn create_task(&self, request: Request<CreateTaskRequest>) -> GrpcResult<CreateTaskResponse> {
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         let mut body = JsonBody::default();
         body.put("machine", Some(request.machine));
         body.put("version", request.version);
         body.put("title", request.title);
         body.put("correlationId", request.correlation_id);
         body.put_list("tags", request.tags);
-        let task = tasks::create_from(&self.0, body.into_text("data", &request.data_json).as_bytes()).await?;
-        Ok(Response::new(CreateTaskResponse { task: Some(message(task)) }))
+        body.put("idempotencyKey", request.idempotency_key);
+        let body = body.into_text("data", &request.data_json);
+        let (task, existed) = tasks::create_from(&self.0, &metadata.into_headers(), body.as_bytes()).await?;
+        Ok(Response::new(CreateTaskResponse { task: Some(message(task)), existed }))
     }
 
     async fn get_task(&self, request: Request<GetTaskRequest>) -> GrpcResult<GetTaskResponse> {

@@ -27,7 +27,7 @@ type Labels = Vec<(&'static str, String)>;
 #[derive(Default)]
 pub struct Scrape {
     registry: Registry,
-    /// Of each histogram, the exemplar of each bucket, in the order in which the buckets are written.
+    /// The exemplars of the buckets of each histogram, in the order in which the buckets are written.
     exemplars: HashMap<&'static str, VecDeque<Option<Exemplar>>>,
 }
 

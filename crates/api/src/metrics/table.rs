@@ -8,7 +8,7 @@ use MetricScope::{Cluster, Node};
 pub enum MetricKind {
     Counter,
     Gauge,
-    /// Of times in seconds.
+    /// A histogram of times, in seconds.
     Histogram,
 }
 
@@ -126,7 +126,7 @@ metrics! {
         "Jobs assigned by this node that the worker did not receive or did not start in time";
     GUARDIAN_ACTIONS = "faena_guardian_actions", Counter, Node, ["check"], "Actions of this node's guardian, by check";
     STALE_REPORTS = "faena_stale_reports", Counter, Node, [],
-        "Reports of workers that this node rejected because the run was over";
+        "Reports of workers that this node rejected because the run had ended";
     EVENTS_PUBLISHED = "events_published", Counter, Node, [], "Events of this node that a sink confirmed";
     EVENTS_FAILED = "events_failed", Counter, Node, [],
         "Events that this node passed to a sink and that the sink did not confirm, counted once per attempt";
@@ -160,7 +160,7 @@ metrics! {
     TASK_OLDEST_SECONDS = "faena_task_oldest_seconds", Gauge, Cluster, ["machine", "state"],
         "Time for which the task that has been in a state longest has been there";
     TASKS_QUEUED = "faena_tasks_queued", Gauge, Cluster, ["machine"],
-        "Tasks that wait for room, because their machine runs as many tasks as its limit allows";
+        "Tasks that are queued because their machine runs as many tasks as its limit allows";
     TASK_QUEUE_OLDEST_SECONDS = "faena_task_queue_oldest_seconds", Gauge, Cluster, ["machine"],
         "Time for which the first queued task of a machine has waited";
     TASK_APPROVALS = "faena_task_approvals_waiting", Gauge, Cluster, [], "Tasks that wait for a decision";

@@ -11,7 +11,7 @@ use super::{
     example::add_examples,
     operation::{Answer, Content, Link, Operation, Parameter, RequestBody, Tag, schema_of},
 };
-use crate::{DeclaredRoute, Needs};
+use crate::{DeclaredRoute, Needs, payloads::document_hidden_fields};
 
 const INTRODUCTION: &str = "Durable background jobs over HTTP.\n\n\
     Bodies are JSON, and an unknown field is rejected. Times in requests are RFC 3339 with any offset, a date (midnight in UTC) or \
@@ -19,7 +19,9 @@ const INTRODUCTION: &str = "Durable background jobs over HTTP.\n\n\
     Send an API key in `Authorization: Bearer` or `X-Api-Key`. Each operation names the scope that the key needs: `write` includes \
     `read`, and `admin` includes everything. While there are no keys, programs on the server's machine need none.\n\n\
     Every error has the same body; `error.code` is for programs, `error.message` for people, and `error.details` names every bad \
-    field. gRPC is on the same port and follows the same rules.";
+    field. gRPC is on the same port and follows the same rules.\n\n\
+    A key with `withoutPayloads` sees no payloads, results, data, events, progress texts, logs and errors: they are empty, and \
+    `hidden` beside them names the fields.";
 
 /// Schemas of bodies by name, collected from the operations.
 type Bodies = BTreeMap<&'static str, Value>;
@@ -40,6 +42,7 @@ pub fn build(routes: &[DeclaredRoute], limits: &JobLimits) -> Value {
     let mut schemas = generator.take_definitions(true);
     schemas.values_mut().for_each(simplify);
     add_examples(&mut schemas);
+    document_hidden_fields(&mut schemas);
     schemas.extend(bodies.into_iter().map(|(name, schema)| (name.to_owned(), schema)));
     json!({
         "openapi": "3.1.0",
@@ -129,7 +132,7 @@ fn security(needs: Needs) -> Value {
     scopes.flat_map(|scope| [json!({"bearer": [scope]}), json!({"apiKey": [scope]})]).collect()
 }
 
-/// Returns the errors that an operation can answer with: its own, and those of everything in front of it.
+/// Returns the errors that an operation can answer with: its own, and those of the layers before it.
 fn error_statuses(route: &DeclaredRoute) -> BTreeSet<u16> {
     let Operation { parameters, body, errors, .. } = &route.operation;
     let mut statuses = BTreeSet::from([401, 403, 429, 500, 503]);
@@ -335,7 +338,7 @@ fn simplify(schema: &mut Value) {
     }
 }
 
-/// Returns the texts that one alternative of an enum stands for, with their meaning. `None`: it is not an enum of texts.
+/// Returns the strings of one alternative of an enum, with their meaning. `None`: it is not an enum of strings.
 fn named_values(alternative: &Value) -> Option<Vec<(Value, String)>> {
     let meaning = alternative.get("description").and_then(Value::as_str).unwrap_or_default().replace('\n', " ");
     match alternative.get("const") {

@@ -32,12 +32,21 @@ pub fn document(limits: &JobLimits) -> Value {
 /// The document and its page, made when one of them is first requested: the limits do not change while a server runs.
 #[derive(Default)]
 pub struct Rendered {
+    document: OnceLock<Value>,
     json: OnceLock<Bytes>,
     html: OnceLock<Bytes>,
 }
 
+impl Rendered {
+    /// Returns the document. The limits are always those of this server.
+    pub fn document(&self, limits: &JobLimits) -> &Value {
+        self.document.get_or_init(|| document(limits))
+    }
+}
+
 pub async fn serve_document(State(api): State<Api>) -> Response {
-    let render = || serde_json::to_string(&document(&api.parser().limits)).expect("a value is JSON").into();
+    let document = || api.documentation().document(&api.parser().limits);
+    let render = || serde_json::to_string(document()).expect("a value is JSON").into();
     let json = api.documentation().json.get_or_init(render).clone();
     ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }
@@ -58,7 +67,7 @@ const PAGE_HEADERS: [(HeaderName, HeaderValue); 4] = [
 pub async fn serve_page(State(api): State<Api>) -> Response {
     let render = || {
         let routes = crate::declared_routes().declared();
-        page::render(&routes, &document::build(&routes, &api.parser().limits)).into()
+        page::render(&routes, api.documentation().document(&api.parser().limits)).into()
     };
     (PAGE_HEADERS, api.documentation().html.get_or_init(render).clone()).into_response()
 }

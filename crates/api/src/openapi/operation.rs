@@ -204,6 +204,12 @@ impl Operation {
         self.parameter("header", name, about(schema, description))
     }
 
+    /// Documents the header that is the same as `idempotencyKey` in the body.
+    pub fn idempotency_key(self) -> Operation {
+        let key = json!({"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"});
+        self.header("Idempotency-Key", key, "The same as `idempotencyKey` in the body.")
+    }
+
     pub fn required_header(mut self, name: &'static str, schema: Value, description: &str) -> Operation {
         let schema = about(schema, description);
         self.parameters.push(Parameter { name, location: "header", schema, is_required: true });

@@ -42,6 +42,7 @@ fn job_filter() -> Vec<(&'static str, Value)> {
         ("scheduleId", filter_text()),
         ("workerId", filter_text()),
         ("error", about(search_text(), "A part of the error.")),
+        ("payload", about(search_text(), "A part of the payload.")),
         ("reason", error_reason()),
         ("createdAfter", time()),
         ("createdBefore", time()),
@@ -62,7 +63,7 @@ fn bulk(filter: Vec<(&'static str, Value)>) -> Value {
         .optional("filter", filter_object(filter, "The jobs to act on: the filters of `GET /api/v1/jobs`."))
         .optional("all", with_default(about(boolean(), "Confirms a filter that matches every job."), false))
         .optional("dryRun", with_default(about(boolean(), "Only counts the jobs and shows examples."), false))
-        .optional("perSecond", about(integer(1, 10_000), "Continues in the background, at this rate."))
+        .optional("perSecond", about(integer(1, 10_000), "Maximum rate. The action continues in the background."))
         .build()
 }
 
@@ -121,7 +122,10 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
             "misfireGraceMs",
             with_default(about(integer(1_000, DAY_MS), "How late a due time may be processed."), 60_000),
         )
-        .optional("catchUpLimit", with_default(about(integer(1, 10_000), "Most jobs that `catch_up` creates."), 100))
+        .optional(
+            "catchUpLimit",
+            with_default(about(integer(1, 10_000), "Maximum number of jobs that `catch_up` creates."), 100),
+        )
         .optional(
             "overlap",
             with_default(
@@ -173,7 +177,7 @@ fn with_event_filter(object: Object) -> Object {
     ];
     object
         .optional("filter", filter_object(filter, "The rejected events to act on."))
-        .optional("all", with_default(about(boolean(), "Confirms a filter that matches every one."), false))
+        .optional("all", with_default(about(boolean(), "Confirms a filter that matches every rejected event."), false))
 }
 
 pub fn replay_events(_: &JobLimits) -> Value {
@@ -277,7 +281,10 @@ pub fn registration(_: &JobLimits) -> Value {
         )
         .optional("name", text(255))
         .optional("queues", about(names(0), "Default: all queues that the key permits."))
-        .optional("concurrency", with_default(about(integer(1, 10_000), "Jobs at the same time."), 1))
+        .optional(
+            "concurrency",
+            with_default(about(integer(1, 10_000), "Maximum number of jobs that run concurrently."), 1),
+        )
         .optional("reportsStarts", with_default(about(boolean(), "Whether the worker reports `started`."), false))
         .optional("token", about(json!({"type": "string"}), "An API key, instead of one in a header."))
         .build()
@@ -285,7 +292,7 @@ pub fn registration(_: &JobLimits) -> Value {
 
 pub fn claim(_: &JobLimits) -> Value {
     Object::new()
-        .optional("max", about(integer(1, u64::MAX), "Most jobs to receive. Default: all free slots."))
+        .optional("max", about(integer(1, u64::MAX), "Maximum number of jobs to receive. Default: all free slots."))
         .optional("waitMs", with_default(about(integer(0, 60_000), "How long to wait for a job."), 20_000))
         .build()
 }
@@ -324,7 +331,7 @@ pub fn report_log(_: &JobLimits) -> Value {
 pub fn report_step(_: &JobLimits) -> Value {
     report()
         .required("name", text(100))
-        .optional("result", about(json!({}), "Any JSON, given back to later runs."))
+        .optional("result", about(json!({}), "Any JSON, returned to later runs."))
         .optional("totalSteps", about(integer(1, 100_000), "Steps in total, if the worker knows."))
         .build()
 }
@@ -356,6 +363,7 @@ pub fn task(_: &JobLimits) -> Value {
         .optional("title", about(text(200), "Display title."))
         .optional("correlationId", about(text(200), "Correlation id. The id of the task if it is absent."))
         .optional("tags", about(list(text(100), 0, 32), "Labels to search for."))
+        .optional("idempotencyKey", about(text(255), "A repeated creation with this key returns the existing task."))
         .build()
 }
 
@@ -390,7 +398,7 @@ pub fn bulk_tasks(_: &JobLimits) -> Value {
         .optional("filter", filter_object(filter, "The tasks to act on: the filters of `GET /api/v1/tasks`."))
         .optional("all", with_default(about(boolean(), "Confirms a filter that matches every task."), false))
         .optional("dryRun", with_default(about(boolean(), "Only counts the tasks and shows examples."), false))
-        .optional("perSecond", about(integer(1, 10_000), "Continues in the background, at this rate."))
+        .optional("perSecond", about(integer(1, 10_000), "Maximum rate. The action continues in the background."))
         .build()
 }
 
@@ -405,7 +413,7 @@ pub fn migration(_: &JobLimits) -> Value {
             with_default(about(one_of(["run", "skip"]), "Whether the entry actions of the new state run."), "run"),
         )
         .optional("dryRun", with_default(about(boolean(), "Only report what would happen."), false))
-        .optional("perSecond", about(integer(1, 10_000), "Continues in the background, at this rate."))
+        .optional("perSecond", about(integer(1, 10_000), "Maximum rate. The action continues in the background."))
         .build()
 }
 
@@ -428,7 +436,10 @@ pub fn task_decision(_: &JobLimits) -> Value {
         .optional("hash", about(filter_text(), "Hash of the subject that was read."))
         .optional(
             "comment",
-            about(json!({"type": "string", "maxLength": 2_000}), "Comment for others, and for the machine."),
+            about(
+                json!({"type": "string", "maxLength": 2_000}),
+                "Comment, shown in the history and passed to the machine.",
+            ),
         )
         .build()
 }

@@ -1,4 +1,4 @@
-//! `GET /metrics/history` below `/api/v1`: what happened to jobs per hour or day.
+//! `GET /metrics/history` below `/api/v1`: what happened to jobs per minute, hour or day.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,12 @@ use crate::{
     request::{UNKNOWN_PARAMETER, check, read_query},
 };
 
-/// Most hours or days of one response, and of one with a number for each queue.
+/// Maximum number of periods in one response, and in one with a number for each queue.
 const MAX_PERIODS: i64 = 1_000;
 const MAX_PERIODS_BY_QUEUE: i64 = 60;
-/// Hours or days that are listed if the caller gives no time.
+/// Periods that are listed if the caller gives no time: of minutes, the last hour.
 const DEFAULT_PERIODS: i64 = 30;
+const DEFAULT_MINUTES: i64 = 60;
 
 /// Parameters of the request.
 #[derive(Default)]
@@ -32,12 +33,13 @@ struct Parameters {
     by_queue: bool,
 }
 
-/// Lists hours or days, oldest first. Without `byQueue`, one in which nothing happened is listed with zeros.
+/// Lists minutes, hours or days, oldest first. Without `byQueue`, one in which nothing happened is listed with zeros.
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<MetricsHistory>> {
     let parameters = parse(query.as_deref())?;
     let period = parameters.period.unwrap_or(HistoryPeriod::Hour);
     let until = parameters.until.unwrap_or_else(|| Timestamp::now().plus_ms(1));
-    let from = parameters.from.unwrap_or_else(|| until.plus_ms(-(DEFAULT_PERIODS - 1) * period.ms()));
+    let periods = if period == HistoryPeriod::Minute { DEFAULT_MINUTES } else { DEFAULT_PERIODS };
+    let from = parameters.from.unwrap_or_else(|| until.plus_ms(-(periods - 1) * period.ms()));
     let from = period.start(from);
     let count = (until.ms_since(from) + period.ms() - 1).div_euclid(period.ms());
     check_range(count, if parameters.by_queue { MAX_PERIODS_BY_QUEUE } else { MAX_PERIODS })?;
@@ -60,6 +62,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResul
     }
     let history = periods.into_iter().map(|((date, queue), sums)| sums.view(date, queue)).collect();
     let period = match period {
+        HistoryPeriod::Minute => "minute",
         HistoryPeriod::Hour => "hour",
         HistoryPeriod::Day => "day",
     };
@@ -72,9 +75,10 @@ fn parse(query: Option<&str>) -> ApiResult<Parameters> {
         match name {
             "period" => {
                 parameters.period = Some(match value.as_str() {
+                    "minute" => HistoryPeriod::Minute,
                     "hour" => HistoryPeriod::Hour,
                     "day" => HistoryPeriod::Day,
-                    _ => return Err("must be hour or day".into()),
+                    _ => return Err("must be minute, hour or day".into()),
                 });
             }
             "from" => parameters.from = Some(parse_time(&value)?),
@@ -92,12 +96,12 @@ fn check_range(count: i64, most: i64) -> ApiResult<()> {
     let message = match count {
         ..=0 => "must be before until".to_owned(),
         count if count <= most => return Ok(()),
-        _ => format!("must be at most {most} periods before until, is {count}; use a later time or period=day"),
+        _ => format!("must be at most {most} periods before until, is {count}; use a later time or a longer period"),
     };
     check(vec![FieldError::new("from", message)])
 }
 
-/// Numbers of one hour or day.
+/// Numbers of one period.
 #[derive(Default)]
 struct Sums {
     totals: BTreeMap<JobTotal, u64>,

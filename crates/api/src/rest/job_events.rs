@@ -18,7 +18,7 @@ use crate::{
     request::{Segment, parse_job_id},
 };
 
-/// How often a stream without changes sends a comment, so that neither side takes the connection for dead.
+/// How often a stream without changes sends a comment, so that neither side assumes that the connection is dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Writes the events itself, because the event type of axum copies its data: the watchers of a large job share one copy.

@@ -18,7 +18,8 @@ use faena_wire::{Changed, Created, CreatedBatch, Success};
 use crate::{
     Api, ApiError, ApiResult, access,
     context::{self, Correlation},
-    request::{Segment, parse_job_id, read_body, read_bytes},
+    payloads,
+    request::{Segment, idempotency_key, parse_job_id, read_body, read_bytes},
 };
 
 pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> ApiResult<Response> {
@@ -91,20 +92,7 @@ pub async fn submit_batch(api: &Api, body: &Bytes) -> ApiResult<Vec<JobId>> {
 
 /// Applies the idempotency key and the trace context of the request to its job.
 fn apply_headers(headers: &HeaderMap, job: &mut NewJob, body: &Bytes, errors: &mut Vec<FieldError>) {
-    if let Some(value) = headers.get("idempotency-key") {
-        match value.to_str() {
-            Ok(key) if job.options.idempotency_key.as_ref().is_some_and(|known| known != key) => {
-                errors.push(FieldError::new(
-                    "idempotencyKey",
-                    "differs from the header Idempotency-Key; set only one of them",
-                ));
-            }
-            Ok(key) if (1..=255).contains(&key.len()) && !key.contains(char::is_control) => {
-                job.options.idempotency_key = Some(key.to_owned());
-            }
-            _ => errors.push(FieldError::new("Idempotency-Key", "must have 1 to 255 visible ASCII characters")),
-        }
-    }
+    job.options.idempotency_key = idempotency_key(headers, job.options.idempotency_key.take(), errors);
     if job.options.idempotency_key.is_some() {
         job.fingerprint = Some(fingerprint(body));
     }
@@ -132,7 +120,13 @@ pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Jso
 /// Explains why a job is in its state.
 pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Explanation>> {
     let id = parse_job_id(&id)?;
-    Ok(Json(api.engine.why(id, Timestamp::now()).await?.ok_or(StoreError::NotFound(id))?))
+    let job = api.engine.store.job_get(id).await?.ok_or(StoreError::NotFound(id))?;
+    let mut job = JobView { error: payloads::shown_text(job.error), ..job };
+    if let Some(progress) = job.progress.as_mut().filter(|_| !payloads::are_visible()) {
+        // The worker may have put anything into these texts.
+        (progress.phase, progress.current_step, progress.message) = (None, None, None);
+    }
+    Ok(Json(api.engine.why(&job, Timestamp::now()).await?.ok_or(StoreError::NotFound(id))?))
 }
 
 pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<Success>> {
@@ -148,7 +142,7 @@ pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<R
             Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false })
                 .into_response()
         }
-        CancelResult::Asked { state } => {
+        CancelResult::Requested { state } => {
             let body = Changed { id, status: state, retry_count: None, cancel_requested: true };
             (StatusCode::ACCEPTED, Json(body)).into_response()
         }

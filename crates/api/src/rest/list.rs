@@ -131,6 +131,8 @@ pub fn set_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), 
         "q" => filter.q = Some(value.trim().to_owned()),
         "error" if value.trim().is_empty() => return Err("must not be empty".into()),
         "error" => filter.error = Some(value),
+        "payload" if value.trim().is_empty() => return Err("must not be empty".into()),
+        "payload" => filter.payload = Some(value),
         "reason" => {
             let names = ErrorReason::ALL.map(ErrorReason::as_str).join(", ");
             filter.reason = Some(ErrorReason::parse(&value).ok_or(format!("must be one of {names}"))?);

@@ -93,8 +93,9 @@ pub async fn parsed(text: String) -> ApiResult<Result<Definition, Vec<Finding>>>
 fn invalid(findings: &[Finding]) -> ApiError {
     let details = findings.iter().map(|finding| {
         let path = if finding.path.is_empty() { "definition" } else { &finding.path };
-        let place = if finding.place.line > 0 { format!("line {}: ", finding.place.line) } else { String::new() };
-        FieldError::new(path, format!("{place}{}", finding.message))
+        let position =
+            if finding.position.line > 0 { format!("line {}: ", finding.position.line) } else { String::new() };
+        FieldError::new(path, format!("{position}{}", finding.message))
     });
     ApiError::invalid(details.collect())
 }

@@ -196,7 +196,7 @@ fn parse_notes(fields: &mut Fields) -> String {
     notes
 }
 
-/// Parses the rest of a body: the filter, or `all` to confirm that every dead letter is meant.
+/// Parses the rest of a body: the filter, or `all` to confirm that the action applies to every dead letter.
 fn parse_filter(mut fields: Fields) -> ApiResult<DeadFilter> {
     let all = fields.take::<bool>("all", "true or false").unwrap_or(false);
     let parameters: Map<String, Value> = fields.take("filter", "an object").unwrap_or_default();

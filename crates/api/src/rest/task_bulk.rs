@@ -297,8 +297,8 @@ pub async fn migrate_from(api: &Api, name: &str, body: &[u8]) -> ApiResult<Start
     let new = machines::stored(api, name, Some(to)).await?.definition;
     let migration =
         Migration { from, definition: new, states: map.clone(), runs_entry: entry == "run", actor: actor() };
-    let faults = migration.check(&old).into_iter();
-    check(faults.map(|(state, message)| FieldError::new(format!("map.{state}"), message)).collect())?;
+    let errors = migration.check(&old).into_iter();
+    check(errors.map(|(state, message)| FieldError::new(format!("map.{state}"), message)).collect())?;
     let filter =
         TaskFilter { machine: Some(name.to_owned()), version: Some(from), open: true, ..TaskFilter::default() };
     let (first, mut response) = plan(api, &old, &migration, &filter).await?;

@@ -6,9 +6,11 @@ use faena_domain::Timestamp;
 use faena_machine::{Active, Approval, Definition, Event, Origin, Record, Status, Task, Timer, WaitReason, why};
 use faena_store::{TaskPosition, TaskView as StoredTask};
 use faena_wire::PageInfo;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::openapi::operations::events::cloud_event;
 
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -112,7 +114,12 @@ pub struct HistoryView {
 #[derive(Serialize, JsonSchema)]
 pub struct TaskEvents {
     /// CloudEvents, the oldest first. `sequence` counts them.
+    #[schemars(schema_with = "cloud_events")]
     pub events: Vec<Value>,
+}
+
+fn cloud_events(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "items": cloud_event(generator)})
 }
 
 /// What a task waits for.
@@ -133,7 +140,7 @@ impl TaskWhy {
         TaskWhy { state, status: task.status, summary, reasons }
     }
 
-    /// Says where a queued task stands.
+    /// Adds the position of a queued task to the reasons.
     pub fn add_position(&mut self, machine: &str, position: TaskPosition) {
         let TaskPosition { running, limit, ahead } = position;
         let message = match limit {

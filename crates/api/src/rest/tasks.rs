@@ -4,11 +4,16 @@ use axum::{
     Json,
     body::Body,
     extract::{RawQuery, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
 };
-use faena_domain::{ErrorCode, FieldError, TaskId, Timestamp, parse::Fields};
+use faena_domain::{
+    ErrorCode, FieldError, TaskId, Timestamp,
+    parse::{Fields, fingerprint},
+};
 use faena_machine::{Event, Input, Outcome, Record, Status, create as first_step};
-use faena_store::{EventQuery, NewTask, StoredEvent, TaskAnswer, TaskFilter, TaskInput, TaskView as StoredTask};
+use faena_store::{
+    EventQuery, NewTask, StoredEvent, TaskAnswer, TaskFilter, TaskInput, TaskKey, TaskView as StoredTask,
+};
 use faena_wire::PageInfo;
 use serde_json::Value;
 
@@ -20,33 +25,40 @@ use super::{
 use crate::{
     Api, ApiError, ApiResult, access,
     context::actor,
-    request::{Segment, UNKNOWN_PARAMETER, check, optional_fields, parse_number, read_body, read_query},
+    payloads,
+    request::{
+        Segment, UNKNOWN_PARAMETER, check, idempotency_key, optional_fields, parse_number, read_body, read_query,
+    },
 };
 
 pub type Created = (StatusCode, [(header::HeaderName, String); 1], Json<TaskView>);
 
-pub async fn create(State(api): State<Api>, body: Body) -> ApiResult<Created> {
+pub async fn create(State(api): State<Api>, headers: HeaderMap, body: Body) -> ApiResult<Created> {
     let body = read_body(&api, body).await?;
-    let task = create_from(&api, &body).await?;
+    let (task, existed) = create_from(&api, &headers, &body).await?;
     let location = [(header::LOCATION, format!("/api/v1/tasks/{}", task.id))];
-    Ok((StatusCode::CREATED, location, Json(task)))
+    Ok((if existed { StatusCode::OK } else { StatusCode::CREATED }, location, Json(task)))
 }
 
-/// Creates the task of a request.
-pub async fn create_from(api: &Api, body: &[u8]) -> ApiResult<TaskView> {
+/// Creates the task of a request. The flag is `true` if a task with its idempotency key already existed.
+pub async fn create_from(api: &Api, headers: &HeaderMap, body: &[u8]) -> ApiResult<(TaskView, bool)> {
     let mut fields = api.parser().fields(body)?;
     let machine = fields.text("machine");
     let version = fields.number("version").map(|version| u32::try_from(version).unwrap_or(u32::MAX));
     let title = fields.text("title");
     let correlation = fields.text("correlationId");
     let tags: Vec<String> = fields.list("tags", "a list of strings");
+    let key = fields.text("idempotencyKey");
     let data: Option<Value> = fields.take("data", "an object");
     let mut errors = fields.finish();
+    let key = idempotency_key(headers, key, &mut errors);
     let machine = machine.unwrap_or_else(|| {
         errors.push(FieldError::new("machine", "is required"));
         String::new()
     });
-    for (path, text, max) in [("title", &title, 200), ("correlationId", &correlation, 200)] {
+    for (path, text, max) in
+        [("title", &title, 200), ("correlationId", &correlation, 200), ("idempotencyKey", &key, 255)]
+    {
         if text.as_ref().is_some_and(|text| text.is_empty() || text.chars().count() > max) {
             errors.push(FieldError::new(path, format!("must have 1 to {max} characters")));
         }
@@ -61,8 +73,26 @@ pub async fn create_from(api: &Api, body: &[u8]) -> ApiResult<TaskView> {
         .map_err(|error| ApiError::invalid_field("data", error))?;
     let correlation = correlation.unwrap_or_else(|| id.to_string());
     let new = NewTask { id, definition: machine.definition, title, correlation, tags, first, audit: None };
-    api.engine.store.task_create(new, now).await?;
-    shown(api, &id.to_string()).await
+    let existing = match key {
+        Some(key) => create_once(api, TaskKey { key, fingerprint: fingerprint(body) }, new, now).await?,
+        None => {
+            api.engine.store.task_create(new, now).await?;
+            None
+        }
+    };
+    Ok((shown(api, &existing.unwrap_or(id).to_string()).await?, existing.is_some()))
+}
+
+/// Creates a task unless one was created with the same key. Returns that one.
+async fn create_once(api: &Api, key: TaskKey, new: NewTask, now: Timestamp) -> ApiResult<Option<TaskId>> {
+    match api.engine.store.task_create_once(key, new, now).await? {
+        Some(existing) if !existing.is_same_request => {
+            let message = format!("the idempotency key was used with another body: task {}", existing.id);
+            let details = vec![FieldError::new("id", existing.id.to_string())];
+            Err(ApiError { details, ..ApiError::new(ErrorCode::Conflict, message) })
+        }
+        existing => Ok(existing.map(|existing| existing.id)),
+    }
 }
 
 /// Answers with a task that was created now.
@@ -162,7 +192,13 @@ pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json
 
 /// Returns what a task waits for.
 pub async fn explained(api: &Api, id: &str) -> ApiResult<TaskWhy> {
-    let task = stored(api, id).await?;
+    let mut task = stored(api, id).await?;
+    task.task.fault = payloads::shown_text(task.task.fault);
+    if !payloads::are_visible() {
+        // Why an event is deferred depends on its payload, and the hash of what is approved would confirm a guess.
+        task.task.deferred.clear();
+        task.task.approval.iter_mut().for_each(|approval| approval.hash = "it".into());
+    }
     let machine = machines::stored(api, &task.machine, Some(task.version)).await?;
     let mut why = TaskWhy::of(&machine.definition, &task.task, Timestamp::now());
     if task.task.status == Status::Queued {

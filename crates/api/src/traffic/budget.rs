@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use rand::RngExt;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, Sleep},
@@ -22,7 +23,9 @@ use faena_domain::ErrorCode;
 use crate::ApiError;
 
 /// Bytes of each request or message that are not counted.
-pub const FREE_BYTES: usize = 64 << 10;
+pub const FREE_BYTES: usize = 16 << 10;
+/// Largest message of a worker before its registration.
+pub const MAX_UNREGISTERED_BYTES: usize = 64 << 10;
 /// Bytes of path, query and headers that are not counted.
 pub const FREE_HEAD_BYTES: usize = 8 << 10;
 /// Bytes per permit of the semaphore.
@@ -94,8 +97,11 @@ impl Charge {
             }
             return Poll::Ready(Ok(()));
         }
-        let deadline =
-            self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + MAX_WAIT)));
+        let deadline = self.deadline.get_or_insert_with(|| {
+            // Requests that arrived together are refused one after the other, so their clients do not come back all at once.
+            let wait = MAX_WAIT.mul_f64(rand::rng().random_range(0.5..=1.0));
+            Box::pin(tokio::time::sleep_until(Instant::now() + wait))
+        });
         ready!(deadline.as_mut().poll(cx));
         // Leaves the queue of the semaphore, in which it would still take released permits.
         self.permits = PollSemaphore::new(self.permits.clone_inner());
@@ -103,7 +109,7 @@ impl Charge {
         Poll::Ready(Err(Exhausted))
     }
 
-    /// Takes what is missing for `bytes` in total, if nobody must wait for it. Returns whether it is covered.
+    /// Takes what is missing for `bytes` in total, if no waiting is needed. Returns whether it is covered.
     pub fn try_cover(&mut self, bytes: usize) -> bool {
         let needed = bytes.saturating_sub(FREE_BYTES).div_ceil(STEP_BYTES);
         let missing = needed.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));

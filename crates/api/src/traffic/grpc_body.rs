@@ -21,7 +21,7 @@ use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::Status;
 
-use super::budget::{ByteBudget, Charge, FREE_BYTES};
+use super::budget::{ByteBudget, Charge, MAX_UNREGISTERED_BYTES};
 use crate::{ApiError, request::BODY_TIMEOUT};
 
 const CONNECT: &str = "/faena.v1.WorkerService/Connect";
@@ -157,8 +157,9 @@ impl GrpcBody {
             self.reset_deadline();
         }
         self.waiting = Some(data);
-        if !self.registered.get() && self.frames.largest > FREE_BYTES {
-            let message = format!("a message before the registration must not be larger than {FREE_BYTES} bytes");
+        if !self.registered.get() && self.frames.largest > MAX_UNREGISTERED_BYTES {
+            let message =
+                format!("a message before the registration must not be larger than {MAX_UNREGISTERED_BYTES} bytes");
             return Err(Status::resource_exhausted(message));
         }
         Ok(())
@@ -244,7 +245,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_large_message_needs_a_registration_and_the_budget() {
-        let large = || message(FREE_BYTES + 1, FREE_BYTES + 1);
+        let large = || message(MAX_UNREGISTERED_BYTES + 1, MAX_UNREGISTERED_BYTES + 1);
         assert_eq!(code_after(CONNECT, large()).await, tonic::Code::ResourceExhausted);
         let call = "/faena.v1.JobService/CreateJob";
         assert_eq!(code_after(call, large()).await, tonic::Code::DeadlineExceeded, "it is read, then the call waits");

@@ -1,7 +1,7 @@
-//! What every request passes before its route: limits of rate, the key, the origin, the type of the body, its memory.
+//! Checks every request before its route: rate limits, the key, the origin, the type of the body, its memory.
 //!
-//! The order matters. The address is counted first, so that wrong keys count too. The answer of every step has the headers
-//! of CORS, otherwise a page could not read why it was rejected.
+//! The order matters. The address is counted first, so that wrong keys count too. The answer of every step has the CORS
+//! headers, otherwise a page could not read why it was rejected.
 
 mod authority;
 mod budget;
@@ -36,7 +36,7 @@ use tower_http::{
     },
 };
 
-pub use budget::{ByteBudget, Charge, FREE_BYTES, ReadMeter};
+pub use budget::{ByteBudget, Charge, MAX_UNREGISTERED_BYTES, ReadMeter};
 pub use cors::Cors;
 pub use grpc_body::HasRegistered;
 pub use rate::RequestRate;
@@ -46,7 +46,7 @@ use crate::{
     Api, ApiError, ApiResult,
     context::{self, Caller},
 };
-use budget::FREE_HEAD_BYTES;
+use budget::{FREE_BYTES, FREE_HEAD_BYTES};
 use rate::{Limiter, Usage};
 use streams::{StreamLimits, Streams};
 
@@ -56,7 +56,7 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 const MIN_COMPRESSED_BYTES: u16 = 1_024;
 
 /// Above this, a refusal is answered immediately.
-const MAX_HELD_BACK: usize = 10_000;
+const MAX_DELAYED_REFUSALS: usize = 10_000;
 
 /// Settings of the traffic that is accepted.
 #[derive(Clone, Default, Debug)]
@@ -64,8 +64,8 @@ pub struct TrafficConfig {
     pub per_key: Option<RequestRate>,
     pub per_address: Option<RequestRate>,
     pub cors: Cors,
-    /// How long the answer to a request above a limit is held back. A client that repeats its requests immediately would
-    /// otherwise use the processor with refusals alone.
+    /// How long the answer to a request above a limit is delayed. A client that repeats its requests immediately would
+    /// otherwise keep the processor busy with refusals.
     pub refusal_pause: Duration,
     /// Bytes that requests in flight may occupy together. `None`: any number.
     pub in_flight_bytes: Option<usize>,
@@ -82,8 +82,8 @@ pub struct Traffic {
     cors: Cors,
     rejected: [AtomicU64; RejectReason::ALL.len()],
     refusal_pause: Duration,
-    /// Refusals that may be held back at the same time.
-    held_back: Semaphore,
+    /// Refusals that may be delayed at the same time.
+    delayed_refusals: Semaphore,
     budget: ByteBudget,
     streams: Streams,
 }
@@ -141,7 +141,7 @@ impl Traffic {
             cors: config.cors,
             rejected: Default::default(),
             refusal_pause: config.refusal_pause,
-            held_back: Semaphore::new(MAX_HELD_BACK),
+            delayed_refusals: Semaphore::new(MAX_DELAYED_REFUSALS),
             budget: ByteBudget::new(config.in_flight_bytes.unwrap_or(usize::MAX)),
             streams: Streams::new(StreamLimits {
                 total: config.max_streams.unwrap_or(usize::MAX),
@@ -170,11 +170,11 @@ impl Traffic {
         Ok(charge)
     }
 
-    /// Holds the answer to a request above a limit back.
-    async fn hold_back(&self, error: &ApiError) {
+    /// Delays the answer to a request above a limit.
+    async fn delay_refusal(&self, error: &ApiError) {
         if error.code == ErrorCode::RateLimited
             && !self.refusal_pause.is_zero()
-            && let Ok(_permit) = self.held_back.try_acquire()
+            && let Ok(_permit) = self.delayed_refusals.try_acquire()
         {
             tokio::time::sleep(self.refusal_pause).await;
         }
@@ -238,7 +238,7 @@ pub async fn admit(State(api): State<Api>, request: Request, next: Next) -> Resp
                 }
                 Ok((_charge, request)) => next.run(request).await,
                 Err(error) => {
-                    api.traffic.hold_back(&error).await;
+                    api.traffic.delay_refusal(&error).await;
                     if is_grpc {
                         Status::from(error).into_http::<Body>().into_response()
                     } else {

@@ -13,7 +13,7 @@ use crate::{ApiError, ApiResult, context::Caller};
 
 pub struct StreamLimits {
     pub total: usize,
-    /// For one key, or for one address without a key. Does not hold for callers of this machine without a key.
+    /// For one key, or for one address without a key. Does not apply to local callers without a key.
     pub per_caller: usize,
 }
 
@@ -35,7 +35,7 @@ enum StreamCaller {
     Local,
 }
 
-/// An open stream. Dropping it frees its place.
+/// An open stream. Dropping it frees its slot.
 pub struct StreamPermit {
     open: Arc<Mutex<Open>>,
     caller: StreamCaller,

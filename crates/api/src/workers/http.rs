@@ -185,7 +185,7 @@ async fn handle_report(
     let kind = parse_kind(name, &mut fields);
     // Names every bad field; what is wrong with the report as a whole comes second.
     finish(fields)?;
-    // Between two calls nothing ties a report to the claim that it is about.
+    // Between two calls nothing else connects a report with its claim.
     let run = run.ok_or_else(|| ApiError::invalid_field("run", "is required; it is in the claimed job"))?;
     let kind = kind?;
     let worker = find_worker(&api, &key, token).await?;

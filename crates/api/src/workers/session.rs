@@ -40,7 +40,7 @@ pub enum Received {
     Message(WorkerMessage),
     /// A message that is not understood or not valid.
     Rejected(Rejection),
-    /// A sign of life without content, such as a WebSocket pong.
+    /// A keep-alive without content, such as a WebSocket pong.
     KeepAlive,
     Closed,
 }

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     Api, ApiError, ReadMeter, access,
     context::{self, Caller},
-    traffic::FREE_BYTES,
+    traffic::MAX_UNREGISTERED_BYTES,
 };
 
 /// Longest time to read remaining frames after the server has closed a connection.
@@ -58,7 +58,7 @@ pub async fn connect(
     let caller = context::caller();
     match upgrade {
         Ok(upgrade) => {
-            meter.restrict(FREE_BYTES);
+            meter.restrict(MAX_UNREGISTERED_BYTES);
             upgrade
                 .max_message_size(MAX_FRAME_BYTES)
                 .max_frame_size(MAX_FRAME_BYTES)
@@ -129,12 +129,12 @@ async fn next_message(
     loop {
         let Ok(message) = socket.next().await? else {
             if meter.is_exceeded() {
-                let reason = format!("a frame before register must not be larger than {FREE_BYTES} bytes");
+                let reason = format!("a frame before register must not be larger than {MAX_UNREGISTERED_BYTES} bytes");
                 close(socket, MESSAGE_TOO_BIG, &reason).await;
             }
             return None;
         };
-        meter.restrict(FREE_BYTES);
+        meter.restrict(MAX_UNREGISTERED_BYTES);
         if let Some(message) = decode(&message, api.parser().limits.max_body_bytes) {
             return Some(message);
         }
@@ -400,27 +400,9 @@ mod tests {
         "leave",
         "x",
     ];
-    const FIELDS: &[&str] = &[
-        "workerId",
-        "name",
-        "capabilities",
-        "queues",
-        "concurrency",
-        "token",
-        "sessionToken",
-        "reportsStarts",
-        "inFlight",
-        "jobId",
-        "run",
-        "progress",
-        "message",
-        "result",
-        "totalSteps",
-        "error",
-        "retryable",
-        "retryAfterMs",
-        "other",
-    ];
+    fn field_names() -> Vec<&'static str> {
+        WorkerFrame::FIELDS.into_iter().chain(["other"]).collect()
+    }
 
     proptest! {
         #[test]
@@ -431,7 +413,7 @@ mod tests {
         #[test]
         fn any_frame_is_parsed_or_rejected_as_invalid(
             kind in prop::sample::select(TYPES),
-            fields in prop::collection::btree_map(prop::sample::select(FIELDS), json(), 0..8),
+            fields in prop::collection::btree_map(prop::sample::select(field_names()), json(), 0..8),
             cut in any::<prop::sample::Index>(),
         ) {
             let mut frame: serde_json::Map<String, serde_json::Value> =

@@ -15,7 +15,14 @@ use crate::app::App;
 /// Stores a key and returns its text.
 pub async fn key(app: &App, scopes: &[KeyScope], queues: Option<&[&str]>) -> ApiKeyText {
     let queues = queues.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-    let new = NewApiKey { name: "test".into(), scopes: scopes.to_vec(), queues, groups: vec![], expires_at: None };
+    let new = NewApiKey {
+        name: "test".into(),
+        scopes: scopes.to_vec(),
+        queues,
+        groups: vec![],
+        without_payloads: false,
+        expires_at: None,
+    };
     store(app, new, Timestamp::now()).await.0
 }
 
@@ -63,7 +70,9 @@ fn needed_scopes(route: &DeclaredRoute) -> Vec<KeyScope> {
         ("POST", "/tasks/{id}/events") => vec![Write, Worker],
         ("GET", "/workers/{id}") | ("POST", "/schedules/validate") => vec![Read],
         _ if is_of_workers => vec![Worker],
-        _ if path.starts_with("/api-keys") || path.starts_with("/outbox/") || path == "/audit" => vec![Admin],
+        _ if path.starts_with("/api-keys") || path.starts_with("/outbox/") || ["/audit", "/doctor"].contains(&path) => {
+            vec![Admin]
+        }
         ("GET", _) => vec![Read],
         (_, "/limits" | "/limits/reset") => vec![Admin],
         _ => vec![Write],
@@ -83,6 +92,7 @@ async fn every_route_accepts_the_scope_it_needs_and_rejects_every_other_caller()
         scopes: vec![KeyScope::Admin],
         queues: None,
         groups: vec![],
+        without_payloads: false,
         expires_at: Some(now.plus_ms(-1)),
     };
     let (expired, _) = store(&app, expired, now.plus_ms(-10)).await;
@@ -91,6 +101,7 @@ async fn every_route_accepts_the_scope_it_needs_and_rejects_every_other_caller()
         scopes: vec![KeyScope::Admin],
         queues: None,
         groups: vec![],
+        without_payloads: false,
         expires_at: None,
     };
     let (revoked, stored) = store(&app, revoked, now).await;
@@ -203,6 +214,24 @@ async fn the_last_use_of_a_key_is_stored() {
     assert!(keys[text.lookup()].key.last_used_at.is_some());
 }
 
+/// Calls with a key. Returns the status and the JSON of the answer.
+pub async fn call(
+    app: &App,
+    key: &ApiKeyText,
+    method: &str,
+    path: &str,
+    body: serde_json::Value,
+) -> (u16, serde_json::Value) {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("x-api-key", key.reveal())
+        .body(Body::from(if body.is_null() { String::new() } else { body.to_string() }))
+        .unwrap();
+    let answer = app.send(request).await;
+    (answer.status.as_u16(), serde_json::from_str(&answer.text).unwrap_or_default())
+}
+
 /// An app with a job, a failed job and a schedule in the queue `mail`, the same in `other`, and a key for `mail`.
 pub struct TwoQueues {
     pub app: App,
@@ -225,15 +254,7 @@ impl TwoQueues {
         path: &str,
         body: serde_json::Value,
     ) -> (u16, serde_json::Value) {
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("x-api-key", key.reveal())
-            .body(Body::from(if body.is_null() { String::new() } else { body.to_string() }))
-            .unwrap();
-        let response = self.app.send(request).await;
-        let json = serde_json::from_str(&response.text).unwrap_or_default();
-        (response.status.as_u16(), json)
+        call(&self.app, key, method, path, body).await
     }
 
     /// Calls as a worker, with the session token of the answer to its registration.
@@ -277,7 +298,7 @@ impl TwoQueues {
 async fn a_restricted_key_sees_and_changes_jobs_of_its_queues_only() {
     let queues = TwoQueues::start().await;
     let (mine, other) = (queues.job("mail").await, queues.job("other").await);
-    for rest in ["", "/why"] {
+    for rest in ["", "/why", "/dependencies"] {
         assert_eq!(queues.status("GET", &format!("/api/v1/jobs/{mine}{rest}"), json!(null)).await, 200, "{rest}");
         assert_eq!(queues.status("GET", &format!("/api/v1/jobs/{other}{rest}"), json!(null)).await, 404, "{rest}");
     }
@@ -504,6 +525,7 @@ async fn the_streams_of_a_revoked_or_expired_key_end() {
         scopes: vec![KeyScope::Read],
         queues: None,
         groups: vec![],
+        without_payloads: false,
         expires_at,
     };
     let (revoked, stored) = store(&app, new(None), now).await;

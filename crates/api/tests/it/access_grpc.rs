@@ -99,6 +99,7 @@ async fn every_call_accepts_the_scope_it_needs_and_rejects_every_other_caller() 
         scopes: vec![KeyScope::Admin],
         queues: None,
         groups: vec![],
+        without_payloads: false,
         expires_at,
     };
     let (expired, _) = store(&app, admin("expired", Some(now.plus_ms(-1))), now.plus_ms(-10)).await;

@@ -11,10 +11,10 @@ use axum::{
     body::{Body, HttpBody},
     http::{HeaderMap, Request, StatusCode},
 };
-use faena_api::{Api, CertificateExpiry, Parts, Traffic, TrafficConfig};
+use faena_api::{Api, CertificateExpiry, Doctor, Parts, Traffic, TrafficConfig};
 use faena_auth::Policy;
 use faena_domain::{JobLimits, Timestamp};
-use faena_engine::{Engine, EngineConfig};
+use faena_engine::{Engine, EngineConfig, RedisQueueConfig};
 use faena_store::StoreOptions;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +28,17 @@ pub struct App {
     pub engine: Arc<Engine>,
     pub closing: CancellationToken,
     _database: TestDatabase,
+    redis_queue: Option<RedisQueueConfig>,
+}
+
+/// Returns a queue in Redis with a prefix of its own, if the tests run again with `FAENA_TEST_QUEUE=redis`.
+fn redis_queue() -> Option<RedisQueueConfig> {
+    if std::env::var("FAENA_TEST_QUEUE").as_deref() != Ok("redis") {
+        return None;
+    }
+    let url = std::env::var("FAENA_TEST_REDIS").expect("FAENA_TEST_REDIS is not set: run this test with ./test");
+    let prefix = format!("test-{}", uuid::Uuid::new_v4().simple());
+    Some(RedisQueueConfig { address: url.parse().unwrap(), prefix, fallback: false })
 }
 
 /// Database of a test, deleted with it.
@@ -46,7 +57,11 @@ impl App {
         App::start_with(EngineConfig::default()).await
     }
 
+    /// Starts on SQLite, or on PostgreSQL if the tests run again with `FAENA_TEST_DATABASE=postgres`.
     pub async fn start_with(config: EngineConfig) -> App {
+        if std::env::var("FAENA_TEST_DATABASE").as_deref() == Ok("postgres") {
+            return App::start_on_postgres_with(config).await;
+        }
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", folder.path().join("faena.db").display());
         App::open(&url, TestDatabase::Folder(folder), config).await
@@ -54,35 +69,27 @@ impl App {
 
     /// Starts as with `--insecure-no-auth`: callers of other machines need no key.
     pub async fn start_without_auth() -> App {
-        let mut app = App::start().await;
-        let policy = Policy { allow_anonymous: true, ..Policy::default() };
-        let (engine, closing) = (app.engine.clone(), app.closing.clone());
-        app.api = Api::new(Parts {
-            engine,
-            loopback_only: false,
-            closing,
-            policy,
-            access_log: false,
-            certificate: CertificateExpiry::default(),
-            traffic: Traffic::default(),
-        });
-        app.router = faena_api::router(app.api.clone());
-        app
+        App::start_with_policy(Policy { allow_anonymous: true, ..Policy::default() }, Traffic::default()).await
     }
 
     /// Starts with these limits and origins. The network 10.0.0.0/24 has trusted proxies.
     pub async fn start_with_traffic(config: TrafficConfig) -> App {
-        let mut app = App::start().await;
         let policy = Policy { trusted_proxies: vec!["10.0.0.0/24".parse().unwrap()], ..Policy::default() };
-        let (engine, closing, traffic) = (app.engine.clone(), app.closing.clone(), Traffic::new(config));
+        App::start_with_policy(policy, Traffic::new(config)).await
+    }
+
+    /// Starts an app that callers of other machines can reach.
+    pub async fn start_with_policy(policy: Policy, traffic: Traffic) -> App {
+        let mut app = App::start().await;
         app.api = Api::new(Parts {
-            engine,
+            engine: app.engine.clone(),
             loopback_only: false,
-            closing,
+            closing: app.closing.clone(),
             policy,
             access_log: false,
             certificate: CertificateExpiry::default(),
             traffic,
+            doctor: Doctor::default(),
         });
         app.router = faena_api::router(app.api.clone());
         app
@@ -90,11 +97,15 @@ impl App {
 
     /// Starts on a new database of the PostgreSQL server that `./test` has started.
     pub async fn start_on_postgres() -> App {
+        App::start_on_postgres_with(EngineConfig::default()).await
+    }
+
+    pub async fn start_on_postgres_with(config: EngineConfig) -> App {
         let name = format!("faena_api_{}", uuid::Uuid::new_v4().simple());
         run_sql(&format!("CREATE DATABASE {name}")).await;
         let server = postgres_server();
         let (base, _) = server.rsplit_once('/').unwrap();
-        App::open(&format!("{base}/{name}"), TestDatabase::Database(name), EngineConfig::default()).await
+        App::open(&format!("{base}/{name}"), TestDatabase::Database(name), config).await
     }
 
     /// Starts another node on the database of this app.
@@ -102,7 +113,8 @@ impl App {
         let TestDatabase::Database(name) = &self._database else { panic!("only PostgreSQL has several nodes") };
         let server = postgres_server();
         let (base, _) = server.rsplit_once('/').unwrap();
-        App::open(&format!("{base}/{name}"), TestDatabase::Shared, EngineConfig::default()).await
+        let config = EngineConfig { redis_queue: self.redis_queue.clone(), ..EngineConfig::default() };
+        App::open(&format!("{base}/{name}"), TestDatabase::Shared, config).await
     }
 
     /// Deletes the database under the running node.
@@ -116,7 +128,9 @@ impl App {
         let store = faena_store::open(url, StoreOptions::default()).await.unwrap();
         let job_limits =
             JobLimits { max_body_bytes: BODY_BYTES, max_batch_bytes: BATCH_BYTES, ..config.job_limits.clone() };
-        let engine = Engine::start(store, EngineConfig { job_limits, ..config }).await.unwrap();
+        let redis_queue = config.redis_queue.clone().or_else(redis_queue);
+        let config = EngineConfig { job_limits, redis_queue: redis_queue.clone(), ..config };
+        let engine = Engine::start(store, config).await.unwrap();
         let closing = CancellationToken::new();
         let policy = Policy::default();
         let api = Api::new(Parts {
@@ -127,8 +141,9 @@ impl App {
             access_log: false,
             certificate: CertificateExpiry::default(),
             traffic: Traffic::default(),
+            doctor: Doctor::default(),
         });
-        App { router: faena_api::router(api.clone()), api, engine, closing, _database: database }
+        App { router: faena_api::router(api.clone()), api, engine, closing, _database: database, redis_queue }
     }
 
     /// Sends a request, and compares it and its answer with the OpenAPI document.

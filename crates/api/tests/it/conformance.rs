@@ -82,7 +82,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Finds the operation of a request. A fixed segment counts before a variable one.
+/// Finds the operation of a request. A fixed segment takes precedence over a variable one.
 fn find_operation(method: &Method, path: &str) -> Option<&'static Value> {
     let segments: Vec<&str> = path.trim_end_matches('/').split('/').collect();
     let is_variable = |part: &str| part.starts_with('{');

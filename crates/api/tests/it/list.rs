@@ -71,6 +71,7 @@ async fn find_by_every_filter(app: App) {
         ("error=PRIVATE", "f of 1"),
         ("error=private&status=COMPLETED", " of 0"),
         ("reason=error", "f of 1"),
+        ("payload=no-such-text", " of 0"),
         ("q=f", "fedc of 4"),
         ("sort=created&order=asc", "abcdef of 6"),
         ("sort=priority", "afedbc of 6"),
@@ -189,9 +190,9 @@ async fn a_cursor_reaches_every_job_while_new_jobs_arrive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_invalid_parameter_is_reported() {
     let app = App::start().await;
-    let query = "page=0&limit=101&status=ASLEEP&priority=huge&createdAfter=now&createdBefore=&q=%20&cursor=x&colour=red&sort=colour&order=up&error=";
+    let query = "page=0&limit=101&status=ASLEEP&priority=huge&createdAfter=now&createdBefore=&q=%20&cursor=x&colour=red&sort=colour&order=up&error=&payload=%20";
     assert_snapshot!(app.get(&format!("/api/v1/jobs?{query}")).await.error_snapshot(), @"
-    400 VALIDATION_ERROR: 12 fields are not valid
+    400 VALIDATION_ERROR: 13 fields are not valid
     page: must be a number from 1 to 1000000
     limit: must be a number from 1 to 100
     status: must be one of PENDING, QUEUED, SCHEDULED, ASSIGNED, PROCESSING, RETRYING, COMPLETED, FAILED, CANCELLED
@@ -204,6 +205,7 @@ async fn every_invalid_parameter_is_reported() {
     sort: must be created, updated, scheduled or priority
     order: must be asc or desc
     error: must not be empty
+    payload: must not be empty
     ");
     assert_snapshot!(app.get("/api/v1/jobs?limit=-1&page=1e3").await.error_snapshot(), @"
     400 VALIDATION_ERROR: 2 fields are not valid
@@ -231,7 +233,7 @@ async fn unusual_texts_in_filters_find_nothing_on_postgres() {
 
 async fn find_unusual_texts(app: App) {
     let (app, _) = submit_jobs(app).await;
-    for name in ["type", "name", "queue", "tag", "workerId", "correlationId", "scheduleId", "q"] {
+    for name in ["type", "name", "queue", "tag", "workerId", "correlationId", "scheduleId", "q", "payload"] {
         for text in ["%00", "a%00b", "two%0Alines"] {
             let response = app.get(&format!("/api/v1/jobs?{name}={text}")).await;
             assert_eq!(response.status, 400, "{name}={text}: {}", response.text);

@@ -19,7 +19,7 @@ states:
 ";
 
 /// An app with a completed, a failed, a delayed and a waiting job, all in the history, a schedule, and two tasks, of which one
-/// waits for a decision and one for room.
+/// waits for a decision and one is queued.
 async fn app_with_jobs() -> App {
     let app = App::start().await;
     let completed = app.create(r#"{"name": "noop", "queue": "mail", "priority": "HIGH"}"#).await;
@@ -123,7 +123,7 @@ async fn the_overview_contains_all_figures() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_history_shows_what_happened_per_hour_and_day() {
+async fn the_history_shows_what_happened_per_minute_hour_and_day() {
     let app = app_with_jobs().await;
     let hours = get(&app, "history").await;
     assert_eq!(hours["history"].as_array().unwrap().len(), 30, "{hours}");
@@ -157,6 +157,12 @@ async fn the_history_shows_what_happened_per_hour_and_day() {
       "waitTime": "measured"
     }
     "#);
+    let minutes = get(&app, "history?period=minute").await;
+    let minutes = minutes["history"].as_array().unwrap();
+    assert_eq!(minutes.len(), 60);
+    let sum = |name: &str| minutes.iter().map(|minute| minute[name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((sum("totalCreated"), sum("totalCompleted"), sum("totalFailed")), (4, 1, 1));
+    assert!(minutes.iter().all(|minute| minute["avgWaitTime"].is_null()), "minutes have no measured times");
     let empty = &days["history"][0];
     assert_eq!((&empty["totalCreated"], &empty["avgWaitTime"]), (&json!(0), &Value::Null));
 }
@@ -188,13 +194,13 @@ async fn invalid_parameters_are_rejected() {
     let app = App::start().await;
     for (query, error) in [
         ("overview?x=1", "x: unknown parameter"),
-        ("history?period=week", "period: must be hour or day"),
+        ("history?period=week", "period: must be minute, hour or day"),
         ("history?byQueue=maybe", "byQueue: must be true or false"),
         ("history?from=yesterday", "from: must be"),
         ("history?from=2026-01-02T00:00:00Z&until=2026-01-01T00:00:00Z", "from: must be before until"),
         (
             "history?from=2020-01-01T00:00:00Z&until=2026-01-01T00:00:00Z",
-            "from: must be at most 1000 periods before until, is 52608; use a later time or period=day",
+            "from: must be at most 1000 periods before until, is 52608; use a later time or a longer period",
         ),
         (
             "history?from=2026-01-01T00:00:00Z&until=2026-02-01T00:00:00Z&byQueue=true",

@@ -7,7 +7,7 @@ use axum::{
     extract::ConnectInfo,
     http::{Request, StatusCode},
 };
-use faena_api::{Api, CertificateExpiry, Parts, Traffic};
+use faena_api::Traffic;
 use faena_auth::Policy;
 use faena_domain::{ApiKeyText, KeyScope, NewApiKey, Timestamp};
 use futures_util::StreamExt;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::{
-    access::{key, store},
+    access::{call, key, store},
     app::App,
 };
 
@@ -35,19 +35,15 @@ states:
 /// Stores a key of some groups and returns its text.
 async fn member(app: &App, scope: KeyScope, groups: &[&str]) -> ApiKeyText {
     let groups = groups.iter().map(ToString::to_string).collect();
-    let new = NewApiKey { name: "twin".into(), scopes: vec![scope], queues: None, groups, expires_at: None };
+    let new = NewApiKey {
+        name: "twin".into(),
+        scopes: vec![scope],
+        queues: None,
+        groups,
+        without_payloads: false,
+        expires_at: None,
+    };
     store(app, new, Timestamp::now()).await.0
-}
-
-async fn call(app: &App, key: &ApiKeyText, method: &str, path: &str, body: Value) -> (u16, Value) {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("x-api-key", key.reveal())
-        .body(Body::from(if body.is_null() { String::new() } else { body.to_string() }))
-        .unwrap();
-    let answer = app.send(request).await;
-    (answer.status.as_u16(), serde_json::from_str(&answer.text).unwrap_or_default())
 }
 
 /// Creates a task with this key and returns its path.
@@ -128,24 +124,13 @@ async fn invalid_groups_of_a_key_are_rejected() {
 
 /// An app behind a reverse proxy in 10.0.0.0/24 that names people and their groups.
 async fn start_behind_proxy() -> App {
-    let mut app = App::start().await;
     let policy = Policy {
         trusted_header: Some("x-user".into()),
         trusted_groups_header: Some("x-groups".into()),
         trusted_proxies: vec!["10.0.0.0/24".parse().unwrap()],
         ..Policy::default()
     };
-    app.api = Api::new(Parts {
-        engine: app.engine.clone(),
-        loopback_only: false,
-        closing: app.closing.clone(),
-        policy,
-        access_log: false,
-        certificate: CertificateExpiry::default(),
-        traffic: Traffic::default(),
-    });
-    app.router = faena_api::router(app.api.clone());
-    app
+    App::start_with_policy(policy, Traffic::default()).await
 }
 
 #[tokio::test]

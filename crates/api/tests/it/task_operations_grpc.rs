@@ -276,7 +276,7 @@ async fn a_definition_is_checked_drawn_and_described_over_grpc() {
     let broken = ORDER.replace("ship: DONE", "ship: NOWHERE").replace("to: PAID", "to: ELSEWHERE");
     let broken = client.check_machine(check(broken)).await.unwrap().into_inner();
     let lines: Vec<u32> = broken.findings.iter().map(|finding| finding.line).collect();
-    assert!(lines.contains(&7) && lines.contains(&8), "every fault with its line: {:?}", broken.findings);
+    assert!(lines.contains(&7) && lines.contains(&8), "every error with its line: {:?}", broken.findings);
     assert!(broken.findings.iter().all(|finding| finding.column > 0 && !finding.message.is_empty()));
     let draw = |format: i32| GetMachineDiagramRequest { name: "order".into(), version: Some(1), format };
     let svg = client.get_machine_diagram(draw(0)).await.unwrap().into_inner().diagram;

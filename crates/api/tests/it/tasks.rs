@@ -1,6 +1,7 @@
 //! Machines and tasks over REST.
 
-use axum::http::StatusCode;
+use axum::http::{Request, StatusCode};
+use insta::assert_snapshot;
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -60,16 +61,16 @@ async fn a_machine_is_registered_once_and_shown() {
 }
 
 #[tokio::test]
-async fn every_fault_of_a_definition_is_reported_with_its_line() {
+async fn every_error_of_a_definition_is_reported_with_its_line() {
     let app = App::start().await;
     let broken = ORDER.replace("pay: REVIEW", "pay: NOWHERE").replace("ship: DONE", "shop: DONE");
     let (status, answer) = register(&app, json!(broken)).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     let details = answer["error"]["details"].as_array().unwrap();
     let messages: Vec<&str> = details.iter().map(|one| one["message"].as_str().unwrap()).collect();
-    for fault in ["line 7: there is no state \"NOWHERE\"", "\"shop\""] {
-        let found = messages.iter().find(|message| message.contains(fault));
-        assert!(found.is_some_and(|message| message.starts_with("line ")), "{fault}: {messages:?}");
+    for expected in ["line 7: there is no state \"NOWHERE\"", "\"shop\""] {
+        let found = messages.iter().find(|message| message.contains(expected));
+        assert!(found.is_some_and(|message| message.starts_with("line ")), "{expected}: {messages:?}");
     }
     for body in
         [json!({}), json!({"definition": 7}), json!({"definition": "x", "more": 1}), json!({"definition": "a: [1"})]
@@ -213,4 +214,49 @@ async fn tasks_are_listed_in_pages() {
     assert_eq!(rest["tasks"][0]["id"], json!(ids[0]));
     let second = app.get("/api/v1/tasks?limit=2&page=2").await.json();
     assert_eq!(second["tasks"][0]["id"], json!(ids[0]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_key_and_body_create_one_task() {
+    let app = App::start().await;
+    register(&app, json!(ORDER)).await;
+    let body = json!({"machine": "order", "data": {"amount": 5}, "idempotencyKey": "order 7"}).to_string();
+    let first = app.post("/api/v1/tasks", body.clone()).await;
+    let again = app.post("/api/v1/tasks", body).await;
+    assert_eq!((first.status.as_u16(), again.status.as_u16()), (201, 200));
+    assert_eq!(first.json()["id"], again.json()["id"]);
+    assert_eq!(first.header("location"), again.header("location"));
+    let other = json!({"machine": "order", "data": {"amount": 6}, "idempotencyKey": "order 7"}).to_string();
+    let refused = app.post("/api/v1/tasks", other).await;
+    assert_snapshot!(refused.error_snapshot(), @"
+    409 CONFLICT: the idempotency key was used with another body: task <id 1>
+    id: <id 1>
+    ");
+    assert_eq!(refused.json()["error"]["details"][0]["message"], first.json()["id"]);
+    let empty = json!({"machine": "order", "data": {"amount": 5}, "idempotencyKey": ""}).to_string();
+    assert!(app.post("/api/v1/tasks", empty).await.text.contains("must have 1 to 255 characters"));
+    assert_eq!(app.get("/api/v1/tasks").await.json()["total"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_key_of_a_task_may_be_a_header() {
+    let app = App::start().await;
+    register(&app, json!(ORDER)).await;
+    let create = async |key: &[u8], body: &str| {
+        let request = Request::post("/api/v1/tasks").header("idempotency-key", key);
+        app.send(request.body(body.to_owned().into()).unwrap()).await
+    };
+    let body = r#"{"machine": "order", "data": {"amount": 5}}"#;
+    let (first, again) = (create(b"7", body).await, create(b"7", body).await);
+    assert_eq!((first.status.as_u16(), again.status.as_u16()), (201, 200));
+    assert_eq!(first.json()["id"], again.json()["id"]);
+    for (key, body) in [
+        (&b""[..], body),
+        (b"\xff", body),
+        (b"7", r#"{"machine": "order", "data": {"amount": 5}, "idempotencyKey": "8"}"#),
+    ] {
+        let refused = create(key, body).await;
+        assert_eq!(refused.status.as_u16(), 400, "{}", refused.text);
+    }
+    assert_eq!(app.get("/api/v1/tasks").await.json()["total"], 1);
 }

@@ -34,6 +34,12 @@ fn client(app: &App) -> Client {
     TaskServiceClient::with_origin(app.router.clone(), axum::http::Uri::from_static("http://127.0.0.1:3000"))
 }
 
+/// Returns the status and the error code of an error.
+fn code(error: Status) -> (Code, String) {
+    let header = error.metadata().get("x-error-code").unwrap().to_str().unwrap().to_owned();
+    (error.code(), header)
+}
+
 async fn register(client: &mut Client) -> Result<(bool, String), Status> {
     let request = RegisterMachineRequest { definition: ORDER.into() };
     let registered = client.register_machine(request).await?.into_inner();
@@ -148,10 +154,6 @@ async fn bad_input_over_grpc_has_the_errors_of_http() {
     let mut client = client(&app);
     register(&mut client).await.unwrap();
     let id = create(&mut client).await;
-    let code = |error: Status| {
-        let header = error.metadata().get("x-error-code").unwrap().to_str().unwrap().to_owned();
-        (error.code(), header)
-    };
     let invalid = (Code::InvalidArgument, "VALIDATION_ERROR".to_owned());
     for (id, kind, payload) in [
         ("no-uuid", "pay", "{}"),
@@ -176,6 +178,25 @@ async fn bad_input_over_grpc_has_the_errors_of_http() {
     assert_eq!(code(client.list_tasks(status).await.unwrap_err()), invalid);
     let listed = client.list_tasks(ListTasksRequest::default()).await.unwrap().into_inner();
     assert_eq!((listed.total_size, listed.tasks[0].state.as_str()), (1, "NEW"), "nothing changed");
+}
+
+#[tokio::test]
+async fn a_key_creates_one_task_over_grpc() {
+    let app = App::start().await;
+    let mut client = client(&app);
+    register(&mut client).await.unwrap();
+    let request = |data: &str| CreateTaskRequest {
+        machine: "order".into(),
+        data_json: data.into(),
+        idempotency_key: Some("order 7".into()),
+        ..Default::default()
+    };
+    let first = client.create_task(request(r#"{"customer": "ana"}"#)).await.unwrap().into_inner();
+    let again = client.create_task(request(r#"{"customer": "ana"}"#)).await.unwrap().into_inner();
+    assert_eq!((first.existed, again.existed), (false, true));
+    assert_eq!(first.task.unwrap().id, again.task.unwrap().id);
+    let refused = client.create_task(request(r#"{"customer": "bob"}"#)).await.unwrap_err();
+    assert_eq!(code(refused), (Code::AlreadyExists, "CONFLICT".to_owned()));
 }
 
 #[tokio::test]

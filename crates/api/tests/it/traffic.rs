@@ -75,7 +75,7 @@ async fn requests_above_the_limit_of_an_address_are_refused_until_it_fills_again
 }
 
 #[tokio::test]
-async fn a_refusal_is_held_back_and_other_callers_are_not() {
+async fn a_refusal_is_delayed_and_other_callers_are_not() {
     let config = TrafficConfig { refusal_pause: Duration::from_secs(3_600), ..one_per_address() };
     let app = App::start_with_traffic(config).await;
     for _ in 0..3 {
@@ -317,11 +317,11 @@ async fn large_bodies_share_a_budget_and_small_ones_are_never_refused() {
     };
     let batch = format!(r#"{{"jobs": [{{"name": "elsewhere", "payload": {{"text": "{}"}}}}]}}"#, "x".repeat(60_000));
     let large = |spaces: usize| Body::from(format!("{}{batch}", " ".repeat(spaces)));
-    let holder = app.router.clone().oneshot(post("/api/v1/jobs/batch", unfinished(1 << 20)));
+    let unfinished_request = app.router.clone().oneshot(post("/api/v1/jobs/batch", unfinished(1 << 20)));
     let others = async {
         let refused = loop {
             let response = app.send(post("/api/v1/jobs/batch", large(1 << 19))).await;
-            // Until the server has read what the holder sends.
+            // Until the server has read what the unfinished request sends.
             if response.status != 201 {
                 break response;
             }
@@ -332,10 +332,10 @@ async fn large_bodies_share_a_budget_and_small_ones_are_never_refused() {
     };
     tokio::select! {
         biased;
-        answer = holder => panic!("the body does not end: {answer:?}"),
+        answer = unfinished_request => panic!("the body does not end: {answer:?}"),
         () = others => {}
     }
-    // The holder is gone, and so is what it has taken.
+    // The request was dropped, and its share of the budget is free again.
     let accepted = app.send(post("/api/v1/jobs/batch", large(1 << 19))).await;
     assert_eq!(accepted.status, 201, "{}", accepted.text);
 }
@@ -359,5 +359,5 @@ async fn streams_are_limited_per_caller_and_in_total() {
     assert_eq!(c.status(), 200);
     assert_eq!(open("/api/v1/events", second).await.status(), 503, "the node is full");
     drop(a);
-    assert_eq!(open("/api/v1/events", second).await.status(), 200, "a closed stream frees its place");
+    assert_eq!(open("/api/v1/events", second).await.status(), 200, "a closed stream frees its slot");
 }

@@ -106,78 +106,16 @@ impl NatsConsumer {
         NatsConsumer { options, subscription: None }
     }
 
-    /// Returns the current subscription; subscribes first if there is none.
-    async fn ensure_subscribed(&mut self) -> Result<&mut Subscription, BrokerError> {
-        let subscription = match self.subscription.take() {
-            Some(subscription) => subscription,
-            None => tokio::time::timeout(self.options.timeout, self.subscribe())
-                .await
-                .unwrap_or_else(|_| Err(BrokerError::unanswered(&self.options.url, self.options.timeout)))?,
-        };
-        Ok(self.subscription.insert(subscription))
-    }
-
-    async fn subscribe(&self) -> Result<Subscription, BrokerError> {
-        let options = &self.options;
-        let (client, health) = connect(&options.url, &options.name).await?;
-        let builder = jetstream::context::ContextBuilder::new().timeout(options.timeout).ack_timeout(options.timeout);
-        let context = builder.build(client.clone());
-        ensure_stream(&context, &options.stream, options.stream_subjects.clone(), options.declare).await?;
-        if options.declare == Declare::IfMissing {
-            let subjects = vec![options.dead_letter_subject.clone()];
-            ensure_stream(&context, &options.dead_letter_stream, subjects, options.declare).await?;
-        }
-        let consumer = self.ensure_consumer(&context).await?;
-        let stream = consumer.stream().max_messages_per_batch(usize::from(options.prefetch.max(1)));
-        let stream = stream.expires(PULL_EXPIRES).heartbeat(PULL_HEARTBEAT);
-        let deliveries = stream.messages().await.map_err(|error| self.consumer_error("cannot use", &error))?;
-        Ok(Subscription { client, context, health, deliveries })
-    }
-
-    /// Creates the consumer if it is missing and `declare` allows it.
-    async fn ensure_consumer(
-        &self,
-        context: &jetstream::Context,
-    ) -> Result<jetstream::consumer::Consumer<pull::Config>, BrokerError> {
-        let options = &self.options;
-        let stream = context.get_stream(&options.stream).await;
-        let stream = stream
-            .map_err(|error| BrokerError::new(format!("cannot use stream {:?}", options.stream)).with_source(&error))?;
-        if options.declare == Declare::Never {
-            let found = stream.get_consumer(&options.durable).await;
-            return found.map_err(|error| {
-                let message = format!(
-                    "cannot use consumer {:?} of stream {:?}; create it, or set declare = true",
-                    options.durable, options.stream
-                );
-                BrokerError::new(message).with_source(error.as_ref())
-            });
-        }
-        let config = pull::Config {
-            durable_name: Some(options.durable.clone()),
-            filter_subject: options.filter.clone(),
-            ack_policy: AckPolicy::Explicit,
-            ack_wait: options.ack_wait,
-            max_ack_pending: i64::from(options.prefetch.max(1)),
-            ..Default::default()
-        };
-        let created = stream.get_or_create_consumer(&options.durable, config).await;
-        created.map_err(|error| self.consumer_error("cannot create", &error))
-    }
-
-    fn consumer_error(&self, problem: &str, error: &(dyn std::error::Error + 'static)) -> BrokerError {
-        let NatsConsumerOptions { durable, stream, .. } = &self.options;
-        BrokerError::new(format!("{problem} consumer {durable:?} of stream {stream:?}")).with_source(error)
-    }
-
     async fn receive(&mut self) -> Result<Delivery, BrokerError> {
-        let subscription = self.ensure_subscribed().await?;
+        let NatsConsumerOptions { url, timeout, .. } = &self.options;
+        let subscribe = self.options.subscribe();
+        let subscription = delivery::ensure_subscribed(&mut self.subscription, url, *timeout, subscribe).await?;
         let received = tokio::select! {
             received = subscription.deliveries.next() => received,
             _ = subscription.health.wait_for(|health| health.is_lost) => None,
         };
         let context = subscription.context.clone();
-        let lost = BrokerError::new(format!("lost the connection to {}", self.options.url));
+        let lost = BrokerError::new(format!("lost the connection to {url}"));
         match received {
             Some(Ok(message)) => Ok(self.options.to_delivery(message, context)),
             Some(Err(error)) => Err(lost.with_source(&error)),
@@ -205,6 +143,57 @@ impl Consumer for NatsConsumer {
 }
 
 impl NatsConsumerOptions {
+    async fn subscribe(&self) -> Result<Subscription, BrokerError> {
+        let (client, health) = connect(&self.url, &self.name).await?;
+        let builder = jetstream::context::ContextBuilder::new().timeout(self.timeout).ack_timeout(self.timeout);
+        let context = builder.build(client.clone());
+        ensure_stream(&context, &self.stream, self.stream_subjects.clone(), self.declare).await?;
+        if self.declare == Declare::IfMissing {
+            let subjects = vec![self.dead_letter_subject.clone()];
+            ensure_stream(&context, &self.dead_letter_stream, subjects, self.declare).await?;
+        }
+        let consumer = self.ensure_consumer(&context).await?;
+        let stream = consumer.stream().max_messages_per_batch(usize::from(self.prefetch.max(1)));
+        let stream = stream.expires(PULL_EXPIRES).heartbeat(PULL_HEARTBEAT);
+        let deliveries = stream.messages().await.map_err(|error| self.consumer_error("cannot use", &error))?;
+        Ok(Subscription { client, context, health, deliveries })
+    }
+
+    /// Creates the consumer if it is missing and `declare` allows it.
+    async fn ensure_consumer(
+        &self,
+        context: &jetstream::Context,
+    ) -> Result<jetstream::consumer::Consumer<pull::Config>, BrokerError> {
+        let stream = context.get_stream(&self.stream).await;
+        let stream = stream
+            .map_err(|error| BrokerError::new(format!("cannot use stream {:?}", self.stream)).with_source(&error))?;
+        if self.declare == Declare::Never {
+            let found = stream.get_consumer(&self.durable).await;
+            return found.map_err(|error| {
+                let message = format!(
+                    "cannot use consumer {:?} of stream {:?}; create it, or set declare = true",
+                    self.durable, self.stream
+                );
+                BrokerError::new(message).with_source(error.as_ref())
+            });
+        }
+        let config = pull::Config {
+            durable_name: Some(self.durable.clone()),
+            filter_subject: self.filter.clone(),
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: self.ack_wait,
+            max_ack_pending: i64::from(self.prefetch.max(1)),
+            ..Default::default()
+        };
+        let created = stream.get_or_create_consumer(&self.durable, config).await;
+        created.map_err(|error| self.consumer_error("cannot create", &error))
+    }
+
+    fn consumer_error(&self, problem: &str, error: &(dyn std::error::Error + 'static)) -> BrokerError {
+        let NatsConsumerOptions { durable, stream, .. } = self;
+        BrokerError::new(format!("{problem} consumer {durable:?} of stream {stream:?}")).with_source(error)
+    }
+
     fn to_delivery(&self, message: jetstream::Message, context: jetstream::Context) -> Delivery {
         let header =
             |name: &str| message.headers.as_ref().and_then(|headers| headers.get(name)).map(ToString::to_string);

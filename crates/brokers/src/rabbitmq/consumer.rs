@@ -100,25 +100,31 @@ impl RabbitMqConsumer {
         RabbitMqConsumer { options, subscription: None }
     }
 
-    /// Returns the current subscription; subscribes first if there is none.
-    async fn ensure_subscribed(&mut self) -> Result<&mut Subscription, BrokerError> {
-        let subscription = match self.subscription.take() {
-            Some(subscription) => subscription,
-            None => tokio::time::timeout(self.options.timeout, self.subscribe())
-                .await
-                .unwrap_or_else(|_| Err(BrokerError::unanswered(&self.options.url, self.options.timeout)))?,
-        };
-        Ok(self.subscription.insert(subscription))
+    async fn receive(&mut self) -> Result<Delivery, BrokerError> {
+        let RabbitMqConsumerOptions { url, queue, timeout, .. } = &self.options;
+        let subscribe = self.options.subscribe();
+        let subscription = delivery::ensure_subscribed(&mut self.subscription, url, *timeout, subscribe).await?;
+        let received = subscription.deliveries.next().await;
+        let channel = subscription.channel.clone();
+        match received {
+            Some(Ok(received)) => Ok(to_delivery(received, channel, &self.options)),
+            Some(Err(error)) => Err(caused_by(format!("lost the connection to {url}"), &error)),
+            None => {
+                Err(BrokerError::new(format!("{url} cancelled the consumer; check that queue {queue:?} still exists")))
+            }
+        }
     }
+}
 
+impl RabbitMqConsumerOptions {
     async fn subscribe(&self) -> Result<Subscription, BrokerError> {
-        let queue = &self.options.queue;
+        let queue = &self.queue;
         let cannot_consume = |error| caused_by(format!("cannot consume from queue {queue:?}"), &error);
-        let connection = connect(&self.options.url, &self.options.name).await?;
+        let connection = connect(&self.url, &self.name).await?;
         let channel = connection.inner.create_channel().await.map_err(cannot_consume)?;
         self.ensure_queue(&channel).await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await.map_err(cannot_consume)?;
-        let prefetch = self.options.prefetch.max(1);
+        let prefetch = self.prefetch.max(1);
         channel.basic_qos(prefetch, BasicQosOptions::default()).await.map_err(cannot_consume)?;
         let (name, tag) = (queue.as_str().into(), "".into());
         let deliveries = channel.basic_consume(name, tag, BasicConsumeOptions::default(), FieldTable::default()).await;
@@ -127,8 +133,8 @@ impl RabbitMqConsumer {
 
     /// Creates the queue, its dead-letter queue and its bindings. `Declare::Never`: only checks that the queue exists.
     async fn ensure_queue(&self, channel: &Channel) -> Result<(), BrokerError> {
-        let (queue, dead_letter_queue) = (&self.options.queue, format!("{}.dead", self.options.queue));
-        if self.options.declare == Declare::Never {
+        let (queue, dead_letter_queue) = (&self.queue, format!("{}.dead", self.queue));
+        if self.declare == Declare::Never {
             let passive = QueueDeclareOptions { passive: true, ..Default::default() };
             return declare_queue(channel, queue, passive, FieldTable::default()).await;
         }
@@ -139,25 +145,11 @@ impl RabbitMqConsumer {
         arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString("".into()));
         arguments.insert("x-dead-letter-routing-key".into(), AMQPValue::LongString(dead_letter_queue.into()));
         declare_queue(channel, queue, durable, arguments).await?;
-        for binding in &self.options.bindings {
-            ensure_exchange(channel, &binding.exchange, self.options.declare).await?;
+        for binding in &self.bindings {
+            ensure_exchange(channel, &binding.exchange, self.declare).await?;
             bind_queue(channel, queue, binding).await?;
         }
         Ok(())
-    }
-
-    async fn receive(&mut self) -> Result<Delivery, BrokerError> {
-        let subscription = self.ensure_subscribed().await?;
-        let received = subscription.deliveries.next().await;
-        let channel = subscription.channel.clone();
-        let RabbitMqConsumerOptions { url, queue, .. } = &self.options;
-        match received {
-            Some(Ok(received)) => Ok(to_delivery(received, channel, &self.options)),
-            Some(Err(error)) => Err(caused_by(format!("lost the connection to {url}"), &error)),
-            None => {
-                Err(BrokerError::new(format!("{url} cancelled the consumer; check that queue {queue:?} still exists")))
-            }
-        }
     }
 }
 

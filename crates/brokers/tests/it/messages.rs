@@ -2,13 +2,18 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use faena_brokers::{Message, PublishOutcome, PublishReport, Sink};
+use faena_brokers::{Consumer, Delivery, Message, PublishOutcome, PublishReport, Sink};
 use faena_domain::Timestamp;
+
+use crate::support::{Broker, Proxy};
 
 /// Returns a name that no other test uses on the shared broker.
 pub fn unique(name: &str) -> String {
@@ -78,6 +83,52 @@ pub async fn publish_all(sink: &dyn Sink, messages: &[Message], confirmed: &Atom
             }
         }
     }
+}
+
+/// Publishes `count` messages. Kills and restarts the broker each time that so many of them are confirmed.
+pub async fn publish_through_kills(broker: &mut Broker, sink: impl Sink + 'static, count: i64, kills: [usize; 2]) {
+    let confirmed = Arc::new(AtomicUsize::new(0));
+    let counter = confirmed.clone();
+    let publishing = tokio::spawn(async move { publish_all(&sink, &messages(count), &counter).await });
+    for threshold in kills {
+        while confirmed.load(Ordering::SeqCst) < threshold {
+            assert!(!publishing.is_finished(), "publishing ended before the broker was killed");
+            tokio::task::yield_now().await;
+        }
+        broker.kill();
+        broker.start().await;
+    }
+    publishing.await.unwrap();
+}
+
+/// Asserts that a consumer receives `id-1` again after its connection was cut, and again after the broker was restarted.
+pub async fn assert_resumes(
+    consumer: &mut impl Consumer,
+    unacknowledged: Delivery,
+    proxy: &Proxy,
+    broker: &mut Broker,
+) {
+    proxy.cut();
+    assert!(consumer.next().await.is_err());
+    assert!(unacknowledged.ack().await.is_err());
+    assert!(consumer.next().await.is_err(), "the connection is still cut");
+    proxy.restore();
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!((redelivered.id.as_deref(), redelivered.redelivered), (Some("id-1"), true));
+    broker.kill();
+    assert!(consumer.next().await.is_err());
+    broker.start().await;
+    let redelivered = consumer.next().await.unwrap();
+    assert_eq!(redelivered.id.as_deref(), Some("id-1"));
+    redelivered.ack().await.unwrap();
+}
+
+/// Asserts that a consumer fails when its connection carries nothing any more, and ends the stall.
+pub async fn assert_notices_silence(consumer: &mut impl Consumer, proxy: &Proxy) {
+    proxy.stall();
+    let result = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("an error");
+    assert!(result.is_err());
+    proxy.restore();
 }
 
 /// Asserts that every message arrived, and that the first arrivals of each key are in order.

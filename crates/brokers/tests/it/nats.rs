@@ -1,10 +1,7 @@
 //! Tests of the NATS sink and consumer.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::AtomicUsize,
     time::{Duration, Instant},
 };
 
@@ -17,8 +14,8 @@ use futures_util::StreamExt;
 
 use crate::{
     messages::{
-        assert_all_arrived, assert_no_duplicates, message, message_of_kind, message_of_size, messages, outage,
-        publish_all, rejection, unique,
+        assert_all_arrived, assert_no_duplicates, assert_notices_silence, assert_resumes, message, message_of_kind,
+        message_of_size, messages, outage, publish_all, publish_through_kills, rejection, unique,
     },
     support::{Broker, Proxy, required_variable},
 };
@@ -200,18 +197,8 @@ async fn an_unreachable_server_is_an_outage() {
 #[tokio::test]
 async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing() {
     let mut broker = Broker::nats("").await;
-    let confirmed = Arc::new(AtomicUsize::new(0));
-    let (sink, counter) = (NatsSink::new(options(&broker.url(), "killed")), confirmed.clone());
-    let publishing = tokio::spawn(async move { publish_all(&sink, &messages(20_000), &counter).await });
-    for threshold in [4_000, 12_000] {
-        while confirmed.load(Ordering::SeqCst) < threshold {
-            assert!(!publishing.is_finished(), "publishing ended before the broker was killed");
-            tokio::task::yield_now().await;
-        }
-        broker.kill();
-        broker.start().await;
-    }
-    publishing.await.unwrap();
+    let sink = NatsSink::new(options(&broker.url(), "killed"));
+    publish_through_kills(&mut broker, sink, 20_000, [4_000, 12_000]).await;
     assert_all_arrived(20_000, &stored_ids(&broker.url(), "killed").await);
 }
 
@@ -353,19 +340,7 @@ async fn a_consumer_resumes_after_a_cut_connection_and_a_broker_restart() {
     let mut consumer = new_consumer(&broker.url_with_port(proxy.port()), "tickets");
     let unacknowledged = consumer.next().await.unwrap();
     consumer.next().await.unwrap().ack().await.unwrap();
-    proxy.cut();
-    assert!(consumer.next().await.is_err());
-    assert!(unacknowledged.ack().await.is_err());
-    assert!(consumer.next().await.is_err(), "the connection is still cut");
-    proxy.restore();
-    let redelivered = consumer.next().await.unwrap();
-    assert_eq!((redelivered.id.as_deref(), redelivered.redelivered), (Some("id-1"), true));
-    broker.kill();
-    assert!(consumer.next().await.is_err());
-    broker.start().await;
-    let redelivered = consumer.next().await.unwrap();
-    assert_eq!(redelivered.id.as_deref(), Some("id-1"));
-    redelivered.ack().await.unwrap();
+    assert_resumes(&mut consumer, unacknowledged, &proxy, &mut broker).await;
 }
 
 #[tokio::test]
@@ -375,10 +350,7 @@ async fn a_consumer_notices_a_silent_connection() {
     assert_eq!(sink.publish(&messages(1)).await.confirmed(), 1);
     let mut consumer = new_consumer(&format!("nats://127.0.0.1:{}", proxy.port()), &name);
     consumer.next().await.unwrap().ack().await.unwrap();
-    proxy.stall();
-    let result = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("an error");
-    assert!(result.is_err());
-    proxy.restore();
+    assert_notices_silence(&mut consumer, &proxy).await;
     assert_eq!(sink.publish(&[message(1)]).await.confirmed(), 1);
     assert_eq!(consumer.next().await.unwrap().id.as_deref(), Some("id-1"));
 }

@@ -1,9 +1,6 @@
 //! Tests of the RabbitMQ sink and consumer.
 
-use std::{
-    sync::atomic::{AtomicUsize, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use faena_brokers::{
     BrokerUrl, Consumer, Declare, PublishOutcome, Sink,
@@ -22,8 +19,8 @@ use lapin::{
 
 use crate::{
     messages::{
-        assert_all_arrived, assert_no_duplicates, message, message_of_kind, message_of_size, messages, outage,
-        publish_all, rejection, unique,
+        assert_all_arrived, assert_no_duplicates, assert_notices_silence, assert_resumes, message, message_of_kind,
+        message_of_size, messages, outage, publish_through_kills, rejection, unique,
     },
     support::{Broker, Proxy, required_variable},
 };
@@ -249,18 +246,8 @@ async fn a_deleted_exchange_is_created_again() {
 async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing() {
     let mut broker = Broker::rabbitmq("").await;
     let queue = TestClient::connect(&broker.url()).await.create_queue("killed", "job.#").await;
-    let confirmed = std::sync::Arc::new(AtomicUsize::new(0));
-    let (sink, counter) = (RabbitMqSink::new(options(&broker.url(), "killed")), confirmed.clone());
-    let publishing = tokio::spawn(async move { publish_all(&sink, &messages(10_000), &counter).await });
-    for threshold in [2_000, 6_000] {
-        while confirmed.load(Ordering::SeqCst) < threshold {
-            assert!(!publishing.is_finished(), "publishing ended before the broker was killed");
-            tokio::task::yield_now().await;
-        }
-        broker.kill();
-        broker.start().await;
-    }
-    publishing.await.unwrap();
+    let sink = RabbitMqSink::new(options(&broker.url(), "killed"));
+    publish_through_kills(&mut broker, sink, 10_000, [2_000, 6_000]).await;
     let arrived = TestClient::connect(&broker.url()).await.drain_ids(&queue).await;
     assert_all_arrived(10_000, &arrived);
 }
@@ -458,19 +445,7 @@ async fn a_consumer_resumes_after_a_cut_connection_and_a_broker_restart() {
     // Only one message: acknowledgements are not confirmed, and the message of a lost one would be redelivered.
     assert_eq!(sink.publish(&[message_of_kind(1, "ticket.created")]).await.confirmed(), 1);
     let unacknowledged = consumer.next().await.unwrap();
-    proxy.cut();
-    assert!(consumer.next().await.is_err());
-    assert!(unacknowledged.ack().await.is_err());
-    assert!(consumer.next().await.is_err(), "the connection is still cut");
-    proxy.restore();
-    let redelivered = consumer.next().await.unwrap();
-    assert_eq!((redelivered.id.as_deref(), redelivered.redelivered), (Some("id-1"), true));
-    broker.kill();
-    assert!(consumer.next().await.is_err());
-    broker.start().await;
-    let redelivered = consumer.next().await.unwrap();
-    assert_eq!(redelivered.id.as_deref(), Some("id-1"));
-    redelivered.ack().await.unwrap();
+    assert_resumes(&mut consumer, unacknowledged, &proxy, &mut broker).await;
 }
 
 #[tokio::test]
@@ -479,10 +454,7 @@ async fn a_consumer_notices_a_silent_connection() {
     let (exchange, queue) = (unique("silent"), unique("inbox"));
     let mut consumer = new_consumer(&with_port(&shared_broker_url(), proxy.port()), &exchange, &queue);
     assert!(tokio::time::timeout(Duration::from_secs(2), consumer.next()).await.is_err(), "no message exists yet");
-    proxy.stall();
-    let result = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("an error");
-    assert!(result.is_err());
-    proxy.restore();
+    assert_notices_silence(&mut consumer, &proxy).await;
     let sink = RabbitMqSink::new(options(&shared_broker_url(), &exchange));
     assert_eq!(sink.publish(&[message_of_kind(1, "ticket.created")]).await.confirmed(), 1);
     assert_eq!(consumer.next().await.unwrap().id.as_deref(), Some("id-1"));

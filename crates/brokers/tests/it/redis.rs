@@ -1,10 +1,7 @@
 //! Tests of the Redis sink.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::AtomicUsize,
     time::{Duration, Instant},
 };
 
@@ -16,8 +13,8 @@ use redis::{AsyncCommands, aio::MultiplexedConnection, streams::StreamRangeReply
 
 use crate::{
     messages::{
-        assert_all_arrived, assert_no_duplicates, message, message_of_size, messages, outage, publish_all, rejection,
-        unique,
+        assert_all_arrived, assert_no_duplicates, message, message_of_size, messages, outage, publish_all,
+        publish_through_kills, rejection, unique,
     },
     support::{Broker, Proxy, required_variable},
 };
@@ -134,18 +131,8 @@ async fn a_wrong_password_is_reported_but_not_shown() {
 #[tokio::test]
 async fn no_confirmed_message_is_lost_when_the_broker_is_killed_while_publishing() {
     let mut broker = Broker::redis("").await;
-    let confirmed = Arc::new(AtomicUsize::new(0));
-    let (sink, counter) = (RedisSink::new(options(&broker.url(), "killed")), confirmed.clone());
-    let publishing = tokio::spawn(async move { publish_all(&sink, &messages(30_000), &counter).await });
-    for threshold in [5_000, 15_000] {
-        while confirmed.load(Ordering::SeqCst) < threshold {
-            assert!(!publishing.is_finished(), "publishing ended before the broker was killed");
-            tokio::task::yield_now().await;
-        }
-        broker.kill();
-        broker.start().await;
-    }
-    publishing.await.unwrap();
+    let sink = RedisSink::new(options(&broker.url(), "killed"));
+    publish_through_kills(&mut broker, sink, 30_000, [5_000, 15_000]).await;
     assert_all_arrived(30_000, &stored_ids(&broker.url(), "killed").await);
 }
 

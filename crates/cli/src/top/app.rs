@@ -45,7 +45,7 @@ pub struct App {
     /// Key of the selected row of each list, so that the selection follows it when rows move.
     selected: [Option<String>; 3],
     pub details: Option<Details>,
-    /// Action that waits for a yes.
+    /// Action that waits for its confirmation.
     pub question: Option<Action>,
     /// What happened last, and whether it failed.
     pub note: Option<(String, bool)>,
@@ -146,7 +146,7 @@ impl App {
         }
     }
 
-    /// Moves each selection to the row it was on. If that row is gone, the selection stays at its place in the list.
+    /// Moves each selection to the row it was on. If that row no longer exists, the selection keeps its index in the list.
     fn follow_selections(&mut self) {
         for pane in Pane::ALL {
             let keys = self.row_keys(pane);

@@ -24,9 +24,9 @@ const JOBS: &str = "/api/v1/jobs";
 const METRICS: &str = "/api/v1/metrics/overview";
 /// States of jobs that a worker has.
 const RUNNING: &str = "SCHEDULED,ASSIGNED,PROCESSING";
-/// Rows of a list. Nobody scrolls through more.
+/// Maximum number of rows of a list.
 const ROWS: u32 = 100;
-/// Time between two readings of a job that has finished, or whose stream ended.
+/// Delay before a job is followed again after it has finished or its stream has ended.
 const FOLLOW_AGAIN: Duration = Duration::from_secs(2);
 /// Log entries that are kept of the open job.
 const LOG_ENTRIES: usize = 1_000;
@@ -61,7 +61,7 @@ impl Scope {
     }
 }
 
-/// One reading of the server.
+/// Everything that one refresh reads from the server.
 pub struct Snapshot {
     pub metrics: MetricsOverview,
     pub queues: Vec<QueueView>,
@@ -99,7 +99,7 @@ impl Snapshot {
     }
 }
 
-/// Returns one reading as JSON. The answers of the server are not parsed: large numbers would lose digits.
+/// Returns what one refresh reads, as JSON. The responses of the server are not parsed: large numbers would lose digits.
 pub async fn read_json(api: &Api) -> Result<String, CommandError> {
     let running = api.get(JOBS).query("status", RUNNING).query("limit", ROWS);
     let (metrics, queues, workers, jobs) = tokio::join!(
@@ -115,7 +115,7 @@ pub async fn read_json(api: &Api) -> Result<String, CommandError> {
     Ok(format!(r#"{{"metrics":{},"queues":{},"workers":{workers},"running":{}}}"#, metrics?, queues?, jobs?))
 }
 
-/// News for the screen.
+/// A message to the screen.
 pub enum Message {
     Read(Box<Snapshot>),
     /// The server does not answer, or refuses to.
@@ -127,7 +127,7 @@ pub enum Message {
         id: String,
         reason: String,
     },
-    /// An action has ended, with what to tell about it.
+    /// An action has ended, with the text to show.
     Acted(Result<String, String>),
 }
 
@@ -197,7 +197,7 @@ async fn follow_once(api: &Api, id: &str, messages: &mpsc::Sender<Message>) -> R
     Ok(())
 }
 
-/// A change that a key asks for.
+/// A change that a key press starts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     Pause(String),
@@ -209,7 +209,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns the question to answer before the action, if it cannot be taken back.
+    /// Returns the question to answer before the action, if it cannot be undone.
     pub fn question(&self) -> Option<String> {
         match self {
             Action::Cancel(id) => Some(format!("cancel job {id}?")),
@@ -217,7 +217,7 @@ impl Action {
         }
     }
 
-    /// Returns what to tell about the result.
+    /// Performs the action, and returns the text to show.
     pub async fn run(&self, api: &Api) -> Result<String, String> {
         self.send(api).await.map_err(|error| error.to_string())
     }

@@ -171,9 +171,9 @@ fn retry(app: &App) -> Result<Action, &'static str> {
     }
 }
 
-/// Returns the job that the key means.
+/// Returns the job that the key acts on.
 fn job(app: &App) -> Result<(String, JobState), &'static str> {
-    let is_meant = app.focus == Pane::Jobs || app.details.is_some();
-    let job = app.selected_job().filter(|_| is_meant).ok_or(NO_JOB)?;
+    let acts_on_jobs = app.focus == Pane::Jobs || app.details.is_some();
+    let job = app.selected_job().filter(|_| acts_on_jobs).ok_or(NO_JOB)?;
     Ok((job.id.to_string(), job.status.clone()))
 }

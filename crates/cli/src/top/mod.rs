@@ -45,7 +45,7 @@ pub struct Arguments {
 
 pub const HELP: &str = "Keys: arrows move, Tab changes the list, Enter opens, Esc goes back, p pauses a queue or drains a worker, \
                         c cancels a job, r retries a job, f lists dead letters, ? shows all keys, q quits.\n\n\
-                        With --json, prints one reading of the same data and exits.\n\nExample:\n  faena top --interval 5";
+                        With --json, prints the same data once and exits.\n\nExample:\n  faena top --interval 5";
 
 /// Messages that wait until the screen is drawn.
 const INBOX: usize = 64;
@@ -65,7 +65,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
     let refresh = Duration::from_secs(arguments.interval);
     show(Arc::new(api), first, refresh)
         .await
-        .map_err(|error| CommandError::Other(format!("the terminal fails: {error}")))
+        .map_err(|error| CommandError::Other(format!("cannot use the terminal: {error}")))
 }
 
 async fn show(api: Arc<Api>, first: Snapshot, refresh: Duration) -> std::io::Result<ExitCode> {

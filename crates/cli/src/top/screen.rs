@@ -31,7 +31,7 @@ impl Drop for Screen {
     }
 }
 
-/// Restores the terminal. It may be gone, which is no reason to print an error.
+/// Restores the terminal. Ignores errors: the terminal may be closed.
 fn restore() {
     let _ = ratatui::try_restore();
     let _ = execute!(stdout(), cursor::Show);
@@ -68,7 +68,7 @@ mod tests {
         // The command has copies of the terminal.
         drop((command, pts));
         let mut received = Vec::new();
-        // Linux: the read fails once nobody has the other side open.
+        // Linux: the read fails when the other side is closed.
         let _ = pty.read_to_end(&mut received);
         let received = String::from_utf8_lossy(&received);
         let position = |text: &str| received.find(text).unwrap_or_else(|| panic!("{text:?} in {received:?}"));

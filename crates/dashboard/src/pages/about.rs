@@ -1,11 +1,13 @@
-//! The about page: version and health of this server, and the heartbeats of its loops.
+//! The about page: version and health of this server, the nodes, what the checks have found, and the heartbeats of the loops.
 
 use askama::Template;
+use axum::response::Response;
 use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    action::show_result,
     error::Failure,
     layout::Page,
     markup::{Look, Markup, badge},
@@ -38,6 +40,48 @@ struct LoopHealth {
     handled: u64,
 }
 
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct NodeList {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Node {
+    id: String,
+    name: String,
+    version: String,
+    started_at: Timestamp,
+    last_seen_at: Timestamp,
+    is_this: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DoctorReport {
+    is_running: bool,
+    checked_at: Option<Timestamp>,
+    error: Option<String>,
+    findings: Vec<Finding>,
+}
+
+#[derive(Deserialize)]
+struct Finding {
+    code: String,
+    severity: String,
+    text: String,
+    advice: String,
+}
+
+/// What the checks have found.
+struct ChecksPanel {
+    is_running: bool,
+    checked: Option<Markup>,
+    error: Option<String>,
+    findings: String,
+}
+
 #[derive(Template)]
 #[template(path = "about.html")]
 struct AboutPage<'a> {
@@ -46,12 +90,104 @@ struct AboutPage<'a> {
     health: Markup,
     version: &'static str,
     database: String,
+    nodes: String,
+    /// `None`: the viewer may not see them.
+    checks: Option<ChecksPanel>,
     loops: String,
     configuration: Option<String>,
 }
 
 pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
     let ready: Ready = viewer.get("/health/ready").await?;
+    // A key that is restricted to queues sees no nodes.
+    let nodes = viewer.get::<NodeList>("/api/v1/nodes").await.unwrap_or_default();
+    let checks = match viewer.get::<DoctorReport>("/api/v1/doctor").await {
+        Ok(report) => Some(checks_panel(&viewer, report)?),
+        Err(_) => None,
+    };
+    let configuration = match viewer.configuration().await {
+        Some(rows) => Some(configuration_table(viewer.texts(), rows).render().map_err(Failure::internal)?),
+        None => None,
+    };
+    let t = viewer.texts();
+    let engine = ready.checks.database["engine"].as_str().unwrap_or_default();
+    let page = AboutPage {
+        t,
+        base: viewer.base(),
+        health: badge(Look::of(&ready.status), t.word(&ready.status)),
+        version: env!("CARGO_PKG_VERSION"),
+        database: if engine == "postgres" { "PostgreSQL".into() } else { "SQLite".into() },
+        nodes: node_table(&viewer, &nodes.nodes).render().map_err(Failure::internal)?,
+        checks,
+        loops: loop_table(&viewer, &ready.checks.loops).render().map_err(Failure::internal)?,
+        configuration,
+    };
+    Page::new(t.about, "/about", &page)
+}
+
+/// Starts the checks.
+pub async fn check(viewer: Viewer) -> Result<Response, Failure> {
+    show_result(&viewer, "/about", viewer.post("/api/v1/doctor").await, viewer.texts().checks_started)
+}
+
+fn node_table(viewer: &Viewer, nodes: &[Node]) -> Table {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let row = |node: &Node| {
+        let name = if node.is_this { format!("{} ({})", node.name, t.this_node) } else { node.name.clone() };
+        Row {
+            key: node.id.clone(),
+            cells: vec![
+                Cell::text(&name).with("main"),
+                Cell::text(&node.id).extra(),
+                Cell::text(&node.version),
+                Cell::markup(formats.relative(node.started_at)).extra(),
+                Cell::markup(formats.relative(node.last_seen_at)).right(),
+            ],
+        }
+    };
+    Table {
+        columns: vec![
+            text_column(t.node),
+            extra_column(t.id),
+            text_column(t.version),
+            extra_column(t.started_at),
+            number_column(t.last_beat),
+        ],
+        rows: nodes.iter().map(row).collect(),
+        ..Table::default()
+    }
+}
+
+fn checks_panel(viewer: &Viewer, report: DoctorReport) -> Result<ChecksPanel, Failure> {
+    let t = viewer.texts();
+    let row = |finding: &Finding| Row {
+        key: finding.code.clone(),
+        cells: vec![
+            Cell::markup(badge(severity_look(&finding.severity), t.word(&finding.severity))),
+            Cell::text(&finding.code).extra(),
+            Cell::text(&finding.text).with("wrap").note(&escaped(&finding.advice)),
+            Cell::text(&finding.advice).with("wrap").extra(),
+        ],
+    };
+    let table = Table {
+        columns: vec![text_column(t.state), extra_column(t.code), text_column(t.finding), extra_column(t.advice)],
+        rows: report.findings.iter().map(row).collect(),
+        empty: escaped(t.nothing_found),
+        select_label: None,
+    };
+    Ok(ChecksPanel {
+        is_running: report.is_running,
+        checked: report.checked_at.map(|at| viewer.formats().relative(at)),
+        error: report.error,
+        findings: table.render().map_err(Failure::internal)?,
+    })
+}
+
+fn severity_look(severity: &str) -> Look {
+    if severity == "error" { Look::Failed } else { Look::Retrying }
+}
+
+fn loop_table(viewer: &Viewer, loops: &[LoopHealth]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |health: &LoopHealth| Row {
         key: health.name.clone(),
@@ -62,32 +198,17 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
             Cell::markup(health.last_beat_at.map_or_else(Markup::default, |at| formats.relative(at))).right(),
         ],
     };
-    let loops = Table {
+    Table {
         columns: vec![
             text_column(t.loop_title),
             text_column(t.state),
             extra_number_column(t.handled),
             number_column(t.last_beat),
         ],
-        rows: ready.checks.loops.iter().map(row).collect(),
+        rows: loops.iter().map(row).collect(),
         empty: escaped(t.no_loops),
         select_label: None,
-    };
-    let configuration = match viewer.configuration().await {
-        Some(rows) => Some(configuration_table(t, rows).render().map_err(Failure::internal)?),
-        None => None,
-    };
-    let engine = ready.checks.database["engine"].as_str().unwrap_or_default();
-    let page = AboutPage {
-        t,
-        base: viewer.base(),
-        health: badge(Look::of(&ready.status), t.word(&ready.status)),
-        version: env!("CARGO_PKG_VERSION"),
-        database: if engine == "postgres" { "PostgreSQL".into() } else { "SQLite".into() },
-        loops: loops.render().map_err(Failure::internal)?,
-        configuration,
-    };
-    Page::new(t.about, "/about", &page)
+    }
 }
 
 fn configuration_table(t: &Texts, rows: &[(String, String, String)]) -> Table {

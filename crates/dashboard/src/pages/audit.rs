@@ -35,13 +35,7 @@ struct Entry {
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let query = Pairs::parse(query.as_deref());
-    let mut wanted = Pairs::default();
-    for name in ["actor", "action", "target", "page"] {
-        if let Some(value) = query.get(name) {
-            wanted.add(name, value);
-        }
-    }
-    wanted.add("limit", &LIMIT.to_string());
+    let wanted = query.only(&["actor", "action", "target", "page"]).with("limit", &LIMIT.to_string());
     let list: AuditList = viewer.get(&wanted.link("/api/v1/audit")).await?;
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |entry: &Entry| Row {

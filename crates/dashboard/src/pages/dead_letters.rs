@@ -57,13 +57,7 @@ struct Groups {
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let query = Pairs::parse(query.as_deref());
-    let mut wanted = Pairs::default();
-    for name in ["type", "queue", "error", "q", "page"] {
-        if let Some(value) = query.get(name) {
-            wanted.add(name, value);
-        }
-    }
-    wanted.add("limit", &LIMIT.to_string());
+    let wanted = query.only(&["type", "queue", "error", "q", "page"]).with("limit", &LIMIT.to_string());
     let (list_path, sample_path) = (wanted.link("/api/v1/dead-letter"), format!("/api/v1/dead-letter?limit={SAMPLE}"));
     let (list, sample) = tokio::join!(viewer.get::<DeadLetters>(&list_path), viewer.get::<DeadLetters>(&sample_path));
     let list = list?;

@@ -1,4 +1,4 @@
-//! One job: the answer first, then its timeline, steps, log, and everything that belongs to it.
+//! One job: first why it is in its state, then its timeline, steps, log, and related jobs and webhooks.
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
@@ -7,12 +7,14 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
+    job_graph,
     job_related::{self, Related},
     jobs::{Progress, progress_bar},
     timeline::{self, End, Run},
 };
 use crate::{
     action::show_result,
+    content::{Hidden, content},
     error::Failure,
     format::{Formats, short_id},
     layout::Page,
@@ -66,6 +68,8 @@ struct Job {
     depends_on: Vec<String>,
     #[serde(default)]
     tags: Vec<String>,
+    #[serde(default)]
+    hidden: Hidden,
 }
 
 #[derive(Deserialize)]
@@ -76,6 +80,8 @@ struct LogEntry {
     details: Option<String>,
     #[serde(default)]
     run: Option<u64>,
+    #[serde(default)]
+    hidden: Hidden,
 }
 
 #[derive(Deserialize)]
@@ -141,9 +147,12 @@ struct JobPage<'a> {
     steps: Vec<(String, Markup, String)>,
     errors: Vec<(u64, String)>,
     log: Vec<LogLine>,
+    log_is_hidden: bool,
     details: Vec<(&'static str, Markup)>,
-    payload: String,
-    result: Option<String>,
+    payload: Markup,
+    payload_is_hidden: bool,
+    result: Option<Markup>,
+    graph: Markup,
     related: Related,
     curl: String,
     can: Can,
@@ -155,6 +164,8 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let is_finished = matches!(job.status.as_str(), "COMPLETED" | "CANCELLED");
     let why = if is_finished { None } else { viewer.get::<Why>(&format!("{path}/why")).await.ok() };
     let (t, formats) = (viewer.texts(), viewer.formats());
+    let is_hidden = |field: &str| job.hidden.iter().any(|name| name == field);
+    let shown_result = job.result.as_ref().or(is_hidden("result").then_some(&Value::Null));
     let page = JobPage {
         t,
         base: viewer.base(),
@@ -169,10 +180,13 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         errors: job.attempts.iter().filter_map(|attempt| Some((attempt.run, attempt.error.clone()?))).collect(),
         log: log(&viewer, &job),
         details: details(&viewer, &job),
-        payload: pretty(&job.payload),
-        result: job.result.as_ref().map(pretty),
-        related: job_related::read(&viewer, &job.id, &job.correlation_id, &job.depends_on).await?,
-        curl: curl(&job),
+        log_is_hidden: job.execution_log.iter().any(|entry| !entry.hidden.is_empty()),
+        payload: content(t, &job.hidden, "payload", &job.payload),
+        payload_is_hidden: is_hidden("payload"),
+        result: shown_result.map(|result| content(t, &job.hidden, "result", result)),
+        graph: job_graph::read(&viewer, &job.id).await?,
+        related: job_related::read(&viewer, &job.id, &job.correlation_id).await?,
+        curl: curl(&viewer, &job),
         can: Can {
             retry: matches!(job.status.as_str(), "FAILED" | "CANCELLED" | "RETRYING"),
             cancel: !matches!(job.status.as_str(), "COMPLETED" | "FAILED" | "CANCELLED"),
@@ -308,18 +322,16 @@ fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
     rows
 }
 
-/// Returns JSON with line breaks, for people.
-pub fn pretty(value: &Value) -> String {
-    visible_json(serde_json::to_string_pretty(value).unwrap_or_default())
-}
-
 /// Returns the command that submits the same job again.
-fn curl(job: &Job) -> String {
+fn curl(viewer: &Viewer, job: &Job) -> String {
     let body = serde_json::json!({
         "name": job.name, "type": job.kind, "queue": job.queue, "priority": job.priority, "payload": job.payload,
+        "tags": job.tags,
     });
     let quoted = visible_json(body.to_string()).replace('\'', r"'\''");
-    format!("curl -X POST http://127.0.0.1:3000/api/v1/jobs -H 'Content-Type: application/json' -d '{quoted}'")
+    let key = if viewer.has_session() { " -H \"Authorization: Bearer $FAENA_API_KEY\"" } else { "" };
+    let url = viewer.server_url();
+    format!("curl -X POST {url}/api/v1/jobs{key} -H 'Content-Type: application/json' -d '{quoted}'")
 }
 
 pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> Result<Response, Failure> {

@@ -8,9 +8,9 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::job::pretty;
 use crate::{
     action::show_result,
+    content::pretty,
     error::Failure,
     form::Form,
     layout::Page,

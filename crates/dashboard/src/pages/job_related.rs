@@ -1,78 +1,29 @@
-//! What belongs to a job besides its runs: the jobs it waits for, its webhooks, and its events.
+//! What belongs to a job besides its runs: its webhooks and its events.
 
-use faena_domain::Timestamp;
-use serde::Deserialize;
-
+use super::{
+    trace::{Entry, Trace},
+    webhooks::{Webhook, WebhookList},
+};
 use crate::{
     error::Failure,
-    format::short_id,
-    markup::{Look, badge, job_state},
+    markup::{Look, badge},
     query::segment,
     table::{Cell, Row, Table, extra_number_column, number_column, text_column},
     viewer::Viewer,
 };
 
-/// Parents, webhooks and events that the page lists.
-const MAX_PARENTS: usize = 10;
+/// Events that the page lists.
 const MAX_EVENTS: usize = 20;
-
-#[derive(Deserialize)]
-struct Parent {
-    id: String,
-    name: String,
-    queue: String,
-    status: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct WebhookList {
-    webhooks: Vec<Webhook>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Webhook {
-    id: String,
-    url: String,
-    event: String,
-    state: String,
-    attempts: u64,
-    created_at: Timestamp,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Trace {
-    timeline: Vec<Entry>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Entry {
-    at: Timestamp,
-    kind: String,
-    what: String,
-    #[serde(default)]
-    details: String,
-    #[serde(default)]
-    job_id: Option<String>,
-}
 
 /// Tables as HTML; empty if there is nothing to show.
 #[derive(Default)]
 pub struct Related {
-    pub parents: String,
     pub webhooks: String,
     pub events: String,
 }
 
 /// Reads what belongs to a job. Parts that the viewer may not see are left out.
-pub async fn read(viewer: &Viewer, id: &str, correlation: &str, parents: &[String]) -> Result<Related, Failure> {
-    let mut found = Vec::new();
-    for parent in parents.iter().take(MAX_PARENTS) {
-        found.extend(viewer.get::<Parent>(&format!("/api/v1/jobs/{}", segment(parent))).await);
-    }
+pub async fn read(viewer: &Viewer, id: &str, correlation: &str) -> Result<Related, Failure> {
     let webhooks_path = format!("/api/v1/webhooks?jobId={}&limit=20", segment(id));
     let trace_path = format!("/api/v1/trace/{}", segment(correlation));
     let (webhooks, trace) = tokio::join!(viewer.get::<WebhookList>(&webhooks_path), viewer.get::<Trace>(&trace_path));
@@ -80,7 +31,6 @@ pub async fn read(viewer: &Viewer, id: &str, correlation: &str, parents: &[Strin
     let events = events.filter(|entry| entry.kind == "event" && entry.job_id.as_deref() == Some(id));
     let events: Vec<Entry> = events.take(MAX_EVENTS).collect();
     Ok(Related {
-        parents: render(&parent_table(viewer, &found))?,
         webhooks: render(&webhook_table(viewer, &webhooks.unwrap_or_default().webhooks))?,
         events: render(&event_table(viewer, &events))?,
     })
@@ -91,24 +41,6 @@ fn render(table: &Table) -> Result<String, Failure> {
     match table.rows.is_empty() {
         true => Ok(String::new()),
         false => table.render().map_err(Failure::internal),
-    }
-}
-
-fn parent_table(viewer: &Viewer, parents: &[Parent]) -> Table {
-    let t = viewer.texts();
-    let row = |parent: &Parent| Row {
-        key: parent.id.clone(),
-        cells: vec![
-            Cell::link(&format!("{}/jobs/{}", viewer.base(), parent.id), &parent.name),
-            Cell::markup(job_state(t, &parent.status)),
-            Cell::text(&parent.queue),
-            Cell::text(short_id(&parent.id)).extra(),
-        ],
-    };
-    Table {
-        columns: vec![text_column(t.job), text_column(t.state), text_column(t.queue), crate::table::extra_column(t.id)],
-        rows: parents.iter().map(row).collect(),
-        ..Table::default()
     }
 }
 

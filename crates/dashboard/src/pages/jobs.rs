@@ -28,7 +28,7 @@ use crate::{
 
 const LIMIT: u64 = 50;
 /// Parameters of this page that the API knows too, besides the search.
-const FILTERS: [&str; 13] = [
+const FILTERS: [&str; 14] = [
     "status",
     "priority",
     "type",
@@ -36,6 +36,7 @@ const FILTERS: [&str; 13] = [
     "queue",
     "tag",
     "error",
+    "payload",
     "reason",
     "workerId",
     "scheduleId",
@@ -94,9 +95,16 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     let list = list?;
     let t = viewer.texts();
     let mut page = ListPage::new(&viewer, t.jobs, table(&viewer, &list.jobs, !wanted.is_empty()));
-    page.tools = Markup::of(&Search { t, base: viewer.base(), text: query.get("q").unwrap_or_default() });
+    page.tools = Markup::of(&Search {
+        t,
+        base: viewer.base(),
+        text: query.get("q").unwrap_or_default(),
+        sort: query.get("sort"),
+        order: query.get("order"),
+    });
     page.filters = Markup::of(&Filters {
         chips: chips(&viewer, &query, &counts.unwrap_or_default()),
+        sorts: sorts(&viewer, &query),
         understood: understood(&wanted),
         clear: format!("{}/jobs", viewer.base()),
         t,
@@ -141,8 +149,8 @@ fn list_path(query: &Pairs, wanted: &Pairs) -> String {
 /// Returns the table of jobs, for this page and for others.
 pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
     let t = viewer.texts();
-    let command =
-        "curl -X POST http://127.0.0.1:3000/api/v1/jobs -d '{\"name\": \"sleep\", \"payload\": {\"ms\": 2000}}'";
+    let body = r#"'{"name": "sleep", "payload": {"ms": 2000}}'"#;
+    let command = format!("curl -X POST {}/api/v1/jobs -d {body}", viewer.server_url());
     Table {
         columns: vec![
             text_column(t.kind),
@@ -153,7 +161,7 @@ pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
             number_column(t.age),
         ],
         rows: jobs.iter().map(|job| row(viewer, job)).collect(),
-        empty: if is_filtered { escaped(t.no_job_matches) } else { teach(t.no_jobs, command) },
+        empty: if is_filtered { escaped(t.no_job_matches) } else { teach(t.no_jobs, &command) },
         select_label: Some(t.select),
     }
 }
@@ -212,6 +220,35 @@ struct Search<'a> {
     t: &'static Texts,
     base: &'a str,
     text: &'a str,
+    /// How the list is sorted, which a new search keeps.
+    sort: Option<&'a str>,
+    order: Option<&'a str>,
+}
+
+/// A way to sort the list.
+struct SortLink {
+    link: String,
+    text: &'static str,
+    is_current: bool,
+}
+
+fn sorts(viewer: &Viewer, query: &Pairs) -> Vec<SortLink> {
+    let t = viewer.texts();
+    let current = (query.get("sort").unwrap_or("created"), query.get("order").unwrap_or("desc"));
+    let ways = [
+        (t.sort_newest, ("created", "desc")),
+        (t.sort_oldest, ("created", "asc")),
+        (t.sort_changed, ("updated", "desc")),
+        (t.sort_priority, ("priority", "desc")),
+        (t.sort_scheduled, ("scheduled", "asc")),
+    ];
+    let rest = query.without("page").without("sort").without("order");
+    let link = |(text, (sort, order)): (&'static str, (&str, &str))| SortLink {
+        link: rest.with("sort", sort).with("order", order).link(&format!("{}/jobs", viewer.base())),
+        text,
+        is_current: current == (sort, order),
+    };
+    ways.into_iter().map(link).collect()
 }
 
 struct Chip {
@@ -225,6 +262,7 @@ struct Chip {
 struct Filters {
     t: &'static Texts,
     chips: Vec<Chip>,
+    sorts: Vec<SortLink>,
     understood: Vec<(String, String)>,
     clear: String,
 }

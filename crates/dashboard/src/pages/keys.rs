@@ -35,6 +35,8 @@ struct Key {
     name: String,
     scopes: Vec<String>,
     queues: Option<Vec<String>>,
+    #[serde(default)]
+    without_payloads: bool,
     expires_at: Option<Timestamp>,
     last_used_at: Option<Timestamp>,
     revoked_at: Option<Timestamp>,
@@ -74,15 +76,21 @@ fn state(viewer: &Viewer, key: &Key) -> Markup {
     }
 }
 
+/// Returns the scopes of a key, and that payloads are hidden from it.
+fn scopes(t: &Texts, key: &Key) -> String {
+    let hidden = key.without_payloads.then_some(t.payloads_hidden);
+    key.scopes.iter().map(String::as_str).chain(hidden).collect::<Vec<_>>().join(", ")
+}
+
 fn table(viewer: &Viewer, keys: &[Key]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let time = |at: Option<Timestamp>| at.map_or_else(Markup::default, |at| formats.relative(at));
     let row = |key: &Key| Row {
         key: key.id.clone(),
         cells: vec![
-            Cell::text(&key.name).with("main").note(&escaped(&key.scopes.join(", "))),
+            Cell::text(&key.name).with("main").note(&escaped(&scopes(t, key))),
             Cell::markup(state(viewer, key)),
-            Cell::text(&key.scopes.join(", ")).extra(),
+            Cell::text(&scopes(t, key)).extra(),
             Cell::text(&key.queues.as_ref().map(|queues| queues.join(", ")).unwrap_or_default()).extra(),
             Cell::markup(time(key.expires_at)).extra(),
             Cell::markup(time(key.last_used_at)).right(),
@@ -103,7 +111,7 @@ fn table(viewer: &Viewer, keys: &[Key]) -> Table {
     }
 }
 
-/// Creates a key from the fields `name`, `queues` and the ticked `scope`s.
+/// Creates a key from the fields `name`, `queues` and `withoutPayloads` and the ticked `scope`s.
 pub async fn create(viewer: Viewer, Fields(fields): Fields) -> Result<Response, Failure> {
     let field = |name: &str| fields.iter().find(|(found, _)| found == name).map_or("", |(_, value)| value.trim());
     let scopes: Vec<&str> =
@@ -114,6 +122,9 @@ pub async fn create(viewer: Viewer, Fields(fields): Fields) -> Result<Response, 
     let queues: Vec<&str> = field("queues").split(',').map(str::trim).filter(|queue| !queue.is_empty()).collect();
     if !queues.is_empty() {
         body.insert("queues".into(), json!(queues));
+    }
+    if !field("withoutPayloads").is_empty() {
+        body.insert("withoutPayloads".into(), json!(true));
     }
     answer(&viewer, viewer.post_json("/api/v1/api-keys", &Value::Object(body)).await).await
 }

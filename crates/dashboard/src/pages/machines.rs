@@ -11,8 +11,9 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ListPage, job::pretty, task, teach};
+use super::{ListPage, task, teach};
 use crate::{
+    content::pretty,
     error::Failure,
     layout::Page,
     query::{Pairs, segment},
@@ -98,11 +99,8 @@ struct MachinePage<'a> {
 
 pub async fn show(viewer: Viewer, Path(name): Path<String>, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let query = Pairs::parse(query.as_deref());
-    let mut wanted = Pairs::default();
-    if let Some(version) = query.get("version") {
-        wanted.add("version", version);
-    }
-    let machine: Detail = viewer.get(&wanted.link(&format!("/api/v1/machines/{}", segment(&name)))).await?;
+    let machine: Detail =
+        viewer.get(&query.only(&["version"]).link(&format!("/api/v1/machines/{}", segment(&name)))).await?;
     let link = |version: &u64| {
         let link = format!("{}/machines/{}?version={version}", viewer.base(), segment(&name));
         (*version, link)

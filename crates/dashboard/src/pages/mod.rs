@@ -6,6 +6,7 @@ mod dead_letters;
 mod events;
 mod job;
 mod job_form;
+mod job_graph;
 mod job_related;
 mod jobs;
 mod keys;
@@ -79,6 +80,7 @@ pub fn routes() -> Router<Dashboard> {
         .route("/keys", get(keys::list).post(keys::create))
         .route("/keys/{id}/{action}", post(keys::act))
         .route("/about", get(about::show))
+        .route("/about/check", post(about::check))
 }
 
 /// A page that is one table.

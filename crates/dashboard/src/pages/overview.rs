@@ -60,9 +60,12 @@ struct Period {
     processing_time: Percentiles,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Clone, Copy, Default)]
+#[serde(default)]
 struct Percentiles {
+    p50: Option<f64>,
     p95: Option<f64>,
+    p99: Option<f64>,
 }
 
 #[derive(Deserialize, Default)]
@@ -153,9 +156,11 @@ struct TaskAge {
 }
 
 /// Everything that the page shows. Parts that the viewer may not see are empty.
+#[derive(Default)]
 struct Data {
     overview: Overview,
-    history: Vec<Period>,
+    minutes: Vec<Period>,
+    hours: Vec<Period>,
     queues: Vec<Queue>,
     schedules: Vec<Schedule>,
     workers: Vec<Worker>,
@@ -169,7 +174,8 @@ impl Data {
     async fn read(viewer: &Viewer) -> Result<Data, Failure> {
         // Without this the page has nothing to show; the other parts may be closed to the viewer.
         let overview = viewer.get("/api/v1/metrics/overview").await?;
-        let (history, queues, schedules, workers, ready, dead, outbox, approvals) = tokio::join!(
+        let (minutes, hours, queues, schedules, workers, ready, dead, outbox, approvals) = tokio::join!(
+            viewer.get::<History>("/api/v1/metrics/history?period=minute"),
             viewer.get::<History>("/api/v1/metrics/history?period=hour"),
             viewer.get::<QueueList>("/api/v1/queues?limit=100"),
             viewer.get::<ScheduleList>("/api/v1/schedules?limit=100"),
@@ -181,7 +187,8 @@ impl Data {
         );
         Ok(Data {
             overview,
-            history: history.unwrap_or_default().history,
+            minutes: minutes.unwrap_or_default().history,
+            hours: hours.unwrap_or_default().history,
             queues: queues.unwrap_or_default().queues,
             schedules: schedules.unwrap_or_default().schedules,
             workers: workers.unwrap_or_default().workers,
@@ -208,6 +215,8 @@ struct Attention {
 /// One figure with what it is of.
 struct Figure {
     label: &'static str,
+    /// The page that shows what it counts.
+    path: Option<&'static str>,
     value: String,
     detail: String,
 }
@@ -226,12 +235,13 @@ struct OverviewPage<'a> {
     base: &'a str,
     attention: Vec<Attention>,
     figures: Vec<Figure>,
-    chart: Markup,
-    narrow_chart: Markup,
-    chart_text: String,
+    minutes: Chart,
+    hours: Chart,
     queues: String,
     queue_count: usize,
     next_runs: Vec<NextRun>,
+    /// What was measured, and its 50th, 95th and 99th percentiles.
+    times: Vec<(&'static str, [String; 3])>,
     system: Vec<(&'static str, String)>,
 }
 
@@ -244,22 +254,21 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
     let page = OverviewPage {
         t,
         base: viewer.base(),
-        attention: attention(&viewer, &data),
+        attention: attention(t, formats, viewer.base(), &data),
         figures: figures(t, formats, &data),
-        chart: chart(t, &data.history, charts::WIDE),
-        narrow_chart: chart(t, &data.history, charts::NARROW),
-        chart_text: chart_text(t, formats, &data.history),
+        minutes: Chart::of(t, formats, &data.minutes),
+        hours: Chart::of(t, formats, &data.hours),
         queues: queue_table(&viewer, &busiest).render().map_err(Failure::internal)?,
         queue_count: data.queues.len(),
         next_runs: next_runs(&viewer, &data.schedules),
+        times: times(t, formats, &data.hours),
         system: system(t, formats, &data),
     };
     Page::new(t.overview, "/", &page)
 }
 
 /// Lists what needs a person now, each with a link to the page that resolves it.
-fn attention(viewer: &Viewer, data: &Data) -> Vec<Attention> {
-    let (t, formats, base) = (viewer.texts(), viewer.formats(), viewer.base());
+fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attention> {
     let mut found = Vec::new();
     let mut add = |look, path: &str, what: String, detail: String| {
         found.push(Attention { icon: icon(look), link: format!("{base}{path}"), what, detail });
@@ -276,7 +285,7 @@ fn attention(viewer: &Viewer, data: &Data) -> Vec<Attention> {
     }
     if data.approvals.total > 0 {
         let oldest = data.approvals.tasks.iter().map(|task| task.updated_at).min();
-        let age = oldest.map(|at| format!("{} {}", t.oldest, formats.duration(viewer.now().ms_since(at))));
+        let age = oldest.map(|at| format!("{} {}", t.oldest, formats.duration(formats.now.ms_since(at))));
         let what = t.approvals_count(formats.count(data.approvals.total), data.approvals.total);
         add(Look::Waiting, "/approvals", what, age.unwrap_or_default());
     }
@@ -292,7 +301,7 @@ fn attention(viewer: &Viewer, data: &Data) -> Vec<Attention> {
             String::new(),
         );
     }
-    for late in data.schedules.iter().filter(|schedule| schedule.is_late(viewer.now())) {
+    for late in data.schedules.iter().filter(|schedule| schedule.is_late(formats.now)) {
         add(
             Look::Retrying,
             &format!("/schedules/{}", late.id),
@@ -317,34 +326,35 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     let live = |worker: &&Worker| !matches!(worker.state.as_str(), "Terminated" | "Terminating");
     let slots: u64 = data.workers.iter().filter(live).map(|worker| worker.concurrency).sum();
     let per_minute: f64 = data.queues.iter().filter_map(|queue| queue.rate_per_minute).sum();
-    let last: Vec<&Period> = data.history.iter().rev().take(2).collect();
-    let (completed, failed) =
-        last.iter().fold((0, 0), |(ok, bad), period| (ok + period.total_completed, bad + period.total_failed));
+    let hour = |pick: fn(&Period) -> u64| data.minutes.iter().map(pick).sum::<u64>();
+    let (completed, failed) = (hour(|minute| minute.total_completed), hour(|minute| minute.total_failed));
+    let retried = hour(|minute| minute.failed_runs);
     let share = if completed + failed > 0 { failed as f64 * 100.0 / (completed + failed) as f64 } else { 0.0 };
-    let time = |pick: fn(&Period) -> Option<f64>| {
-        let found = last.iter().find_map(|period| pick(period));
-        found.map_or("–".to_owned(), |ms| formats.duration(ms as i64))
-    };
-    let retried: u64 = last.iter().map(|period| period.failed_runs).sum();
+    let (wait, run) =
+        (percentiles(&data.hours, |hour| hour.wait_time), percentiles(&data.hours, |hour| hour.processing_time));
     vec![
         Figure {
             label: t.waiting,
+            path: Some("/jobs?status=QUEUED&sort=created&order=asc"),
             value: formats.count(waiting),
             detail: oldest
                 .map_or(t.nothing_queued.to_owned(), |ms| format!("{} {}", t.oldest, formats.duration(ms as i64))),
         },
         Figure {
             label: t.running,
+            path: Some("/jobs?status=PROCESSING"),
             value: formats.count(data.jobs(&["SCHEDULED", "ASSIGNED", "PROCESSING"])),
             detail: format!("{} {} {}", t.of, formats.count(slots), t.slots),
         },
         Figure {
             label: t.finished_per_minute,
+            path: None,
             value: formats.decimal(per_minute),
             detail: format!("{} {}", formats.count(completed), t.completed_recently),
         },
         Figure {
             label: t.failed_recently,
+            path: Some("/dead-letters"),
             value: format!("{} %", formats.decimal(share)),
             detail: format!(
                 "{} {} {}, {} {}",
@@ -357,29 +367,39 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
         },
         Figure {
             label: t.wait_p95,
-            value: time(|period| period.wait_time.p95),
-            detail: format!("{} {}", t.run_time, time(|period| period.processing_time.p95)),
+            path: None,
+            value: time(formats, wait.p95),
+            detail: format!("{} {}", t.run_time, time(formats, run.p95)),
         },
     ]
 }
 
-fn chart(t: &Texts, history: &[Period], size: charts::Size) -> Markup {
-    let labels = history.iter().map(|period| period.date.to_string().get(11..16).unwrap_or_default().to_owned());
-    let values = |pick: fn(&Period) -> u64| history.iter().map(|period| pick(period) as f32).collect();
-    charts::finished(
-        labels.collect(),
-        values(|period| period.total_completed),
-        values(|period| period.total_failed),
-        [t.completed, t.failed],
-        size,
-    )
+/// A chart for wide and narrow screens, and as text for screen readers.
+struct Chart {
+    wide: Markup,
+    narrow: Markup,
+    text: String,
+    is_empty: bool,
 }
 
-/// Returns the chart in words, for those who cannot see it.
-fn chart_text(t: &Texts, formats: Formats, history: &[Period]) -> String {
-    let sum = |pick: fn(&Period) -> u64| history.iter().map(pick).sum::<u64>();
-    let (completed, failed) = (sum(|period| period.total_completed), sum(|period| period.total_failed));
-    format!("{}: {}, {}: {}", t.completed, formats.count(completed), t.failed, formats.count(failed))
+impl Chart {
+    fn of(t: &Texts, formats: Formats, periods: &[Period]) -> Chart {
+        let draw = |size| {
+            let labels =
+                periods.iter().map(|period| period.date.to_string().get(11..16).unwrap_or_default().to_owned());
+            let values = |pick: fn(&Period) -> u64| periods.iter().map(|period| pick(period) as f32).collect();
+            let (completed, failed) = (values(|period| period.total_completed), values(|period| period.total_failed));
+            charts::finished(labels.collect(), completed, failed, [t.completed, t.failed], size)
+        };
+        let sum = |pick: fn(&Period) -> u64| periods.iter().map(pick).sum::<u64>();
+        let (completed, failed) = (sum(|period| period.total_completed), sum(|period| period.total_failed));
+        Chart {
+            wide: draw(charts::WIDE),
+            narrow: draw(charts::NARROW),
+            text: format!("{}: {}, {}: {}", t.completed, formats.count(completed), t.failed, formats.count(failed)),
+            is_empty: completed + failed == 0,
+        }
+    }
 }
 
 fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
@@ -394,6 +414,23 @@ fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
         rule: schedule.rule(),
     };
     due.into_iter().take(SCHEDULES).map(entry).collect()
+}
+
+/// Returns the percentiles of the current hour, or of the one before while there are none.
+fn percentiles(hours: &[Period], pick: fn(&Period) -> Percentiles) -> Percentiles {
+    hours.iter().rev().take(2).map(pick).find(|times| times.p95.is_some()).unwrap_or_default()
+}
+
+fn time(formats: Formats, ms: Option<f64>) -> String {
+    ms.map_or("–".to_owned(), |ms| formats.duration(ms as i64))
+}
+
+fn times(t: &'static Texts, formats: Formats, hours: &[Period]) -> Vec<(&'static str, [String; 3])> {
+    let row = |name, Percentiles { p50, p95, p99 }: Percentiles| (name, [p50, p95, p99].map(|ms| time(formats, ms)));
+    vec![
+        row(t.wait, percentiles(hours, |hour| hour.wait_time)),
+        row(t.run, percentiles(hours, |hour| hour.processing_time)),
+    ]
 }
 
 fn system(t: &'static Texts, formats: Formats, data: &Data) -> Vec<(&'static str, String)> {
@@ -413,4 +450,101 @@ fn system(t: &'static Texts, formats: Formats, data: &Data) -> Vec<(&'static str
         (t.workers, formats.count(data.overview.workers.total)),
         (t.version, env!("CARGO_PKG_VERSION").to_owned()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::texts::Language;
+
+    const NOW: Timestamp = Timestamp::from_ms(1_000_000_000);
+
+    fn parsed<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).expect("an answer of the API")
+    }
+
+    fn schedule(next_run_at: Timestamp) -> Schedule {
+        parsed(json!({
+            "id": "s1", "name": "nightly", "timezone": "UTC", "jobName": "noop", "jobPayload": {}, "queue": "q",
+            "misfire": "skip", "overlap": "allow", "isActive": true, "nextRunAt": next_run_at, "runCount": 0,
+        }))
+    }
+
+    /// What the page shows, with one thing that needs a person; and the link and a part of the text of that.
+    fn problems() -> Vec<(Data, &'static str, &'static str)> {
+        let mut ready = Ready::default();
+        ready.checks.loops =
+            parsed(json!([{"name": "promoter", "status": "healthy"}, {"name": "guardian", "status": "unhealthy"}]));
+        let depth = json!({"CRITICAL": 0, "HIGH": 0, "NORMAL": 3, "LOW": 0, "total": 3});
+        let queue = json!({
+            "name": "mail", "depth": depth, "pending": 0, "retrying": 0, "running": 0, "strict": false, "fairness": "none",
+            "paused": {"at": NOW},
+        });
+        let worker = json!({"id": "w1", "name": "billing-2", "state": "Ready", "concurrency": 1, "breaker": "open"});
+        let well = json!({"id": "w2", "name": "billing-3", "state": "Ready", "concurrency": 1, "breaker": "closed"});
+        let dead = json!({"total": 2, "byType": [{"jobType": "invoice.send", "count": 2}]});
+        let sinks = json!([{"name": "bus", "downSince": NOW, "pending": 7}, {"name": "log", "pending": 0}]);
+        let late = vec![schedule(NOW.plus_ms(-120_000)), schedule(NOW.plus_ms(60_000)), schedule(NOW.plus_ms(-1_000))];
+        vec![
+            (Data { dead: parsed(dead), ..Data::default() }, "/faena/dead-letters", "2 × invoice.send"),
+            (
+                Data { approvals: parsed(json!({"total": 1, "tasks": [{"updatedAt": NOW}]})), ..Data::default() },
+                "/faena/approvals",
+                "0 ms",
+            ),
+            (Data { sinks: parsed(sinks), ..Data::default() }, "/faena/events", "“bus”"),
+            (Data { workers: parsed(json!([worker, well])), ..Data::default() }, "/faena/workers/w1", "“billing-2”"),
+            (Data { schedules: late, ..Data::default() }, "/faena/schedules/s1", "“nightly”"),
+            (Data { ready, ..Data::default() }, "/faena/about", "“guardian”"),
+            (Data { queues: vec![parsed(queue)], ..Data::default() }, "/faena/queues", "“mail”"),
+        ]
+    }
+
+    #[test]
+    fn everything_that_needs_a_person_is_listed_once_with_a_link() {
+        for language in [Language::English, Language::Spanish] {
+            let formats = Formats { language, now: NOW, is_live: false };
+            for (data, link, text) in problems() {
+                let found = attention(language.texts(), formats, "/faena", &data);
+                assert_eq!(found.len(), 1, "{link}");
+                assert_eq!(found[0].link, link);
+                let words = format!("{} {}", found[0].what, found[0].detail);
+                assert!(words.contains(text), "{words}");
+            }
+            assert!(attention(language.texts(), formats, "", &Data::default()).is_empty());
+        }
+    }
+
+    fn times_of(hours: &[Period]) -> Vec<(&'static str, [String; 3])> {
+        times(Language::English.texts(), Formats { language: Language::English, now: NOW, is_live: false }, hours)
+    }
+
+    #[test]
+    fn the_figures_of_the_last_hour_come_from_its_minutes() {
+        let times = json!({"p50": null, "p95": null, "p99": null});
+        let minute = |completed: u64, failed: u64| -> Period {
+            parsed(json!({
+                "date": NOW, "totalCompleted": completed, "totalFailed": failed, "failedRuns": failed + 1,
+                "waitTime": times, "processingTime": times,
+            }))
+        };
+        let hour: Period = parsed(json!({
+            "date": NOW, "totalCompleted": 900, "totalFailed": 900, "failedRuns": 0,
+            "waitTime": {"p95": 1900.0}, "processingTime": {"p95": 840.0},
+        }));
+        let data = Data { minutes: vec![minute(30, 1), minute(68, 1)], hours: vec![hour], ..Data::default() };
+        let formats = Formats { language: Language::English, now: NOW, is_live: false };
+        let figures = figures(Language::English.texts(), formats, &data);
+        let shown: Vec<(&str, &str)> =
+            figures.iter().map(|figure| (figure.value.as_str(), figure.detail.as_str())).collect();
+        assert_eq!(shown[3], ("2 %", "2 of 100, 4 failed runs"));
+        assert_eq!(shown[4], ("1.9 s", "run 840 ms"));
+        let [wait, run] = [0, 1].map(|row| times_of(&data.hours)[row].1.clone());
+        assert_eq!((wait, run), (["–", "1.9 s", "–"].map(String::from), ["–", "840 ms", "–"].map(String::from)));
+        assert!(Chart::of(Language::English.texts(), formats, &[minute(0, 0)]).is_empty);
+        let chart = Chart::of(Language::English.texts(), formats, &data.minutes);
+        assert_eq!((chart.is_empty, chart.text.as_str()), (false, "completed: 98, failed: 2"));
+    }
 }

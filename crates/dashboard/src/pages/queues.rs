@@ -79,7 +79,10 @@ pub fn queue_table(viewer: &Viewer, queues: &[&Queue]) -> Table {
             Column { title: t.settings, class: "hide2" },
         ],
         rows: queues.iter().map(|queue| row(viewer, queue, deepest)).collect(),
-        empty: teach(t.no_queues, "curl -X POST http://127.0.0.1:3000/api/v1/jobs -d '{\"name\": \"noop\"}'"),
+        empty: teach(
+            t.no_queues,
+            &format!(r#"curl -X POST {}/api/v1/jobs -d '{{"name": "noop"}}'"#, viewer.server_url()),
+        ),
         select_label: None,
     }
 }

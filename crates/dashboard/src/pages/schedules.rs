@@ -9,9 +9,10 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListPage, job::pretty, pager, teach};
+use super::{ListPage, pager, teach};
 use crate::{
     action::show_result,
+    content::{Hidden, content},
     error::Failure,
     form::Form,
     layout::Page,
@@ -46,6 +47,8 @@ pub struct Schedule {
     pub explanation: Option<String>,
     pub job_name: String,
     pub job_payload: Value,
+    #[serde(default)]
+    pub hidden: Hidden,
     pub queue: String,
     pub misfire: String,
     pub overlap: String,
@@ -72,13 +75,7 @@ impl Schedule {
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let query = Pairs::parse(query.as_deref());
-    let mut wanted = Pairs::default();
-    wanted.add("limit", &LIMIT.to_string());
-    for name in ["page", "q", "isActive"] {
-        if let Some(value) = query.get(name) {
-            wanted.add(name, value);
-        }
-    }
+    let wanted = query.only(&["page", "q", "isActive"]).with("limit", &LIMIT.to_string());
     let list: ScheduleList = viewer.get(&wanted.link("/api/v1/schedules")).await?;
     let t = viewer.texts();
     let table = Table {
@@ -169,7 +166,7 @@ struct Tick {
     reason: Option<String>,
 }
 
-/// A due time on the axis, with its place in percent.
+/// A due time on the axis, with its position in percent.
 struct AxisMark {
     x: f64,
     label: String,
@@ -187,7 +184,7 @@ struct SchedulePage<'a> {
     next_runs: Vec<(Markup, String, String)>,
     ticks: String,
     details: Vec<(&'static str, Markup)>,
-    payload: String,
+    payload: Markup,
 }
 
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
@@ -218,7 +215,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             (t.misfire, escaped(t.word(&schedule.misfire))),
             (t.overlap, escaped(t.word(&schedule.overlap))),
         ],
-        payload: pretty(&schedule.job_payload),
+        payload: content(t, &schedule.hidden, "jobPayload", &schedule.job_payload),
         schedule: &schedule,
     };
     Page::new(schedule.name.clone(), "/schedules", &page)

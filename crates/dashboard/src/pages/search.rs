@@ -6,12 +6,13 @@
 use crate::query::Pairs;
 
 /// Words before a colon, and the parameters of the API they stand for.
-const NAMES: [(&str, &str); 11] = [
+const NAMES: [(&str, &str); 12] = [
     ("type", "type"),
     ("name", "name"),
     ("queue", "queue"),
     ("tag", "tag"),
     ("error", "error"),
+    ("payload", "payload"),
     ("reason", "reason"),
     ("priority", "priority"),
     ("worker", "workerId"),

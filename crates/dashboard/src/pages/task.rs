@@ -1,4 +1,4 @@
-//! One task: its machine with the current state lit, what it waits for, its history, and the decision it asks for.
+//! One task: its machine with the current state highlighted, what it waits for, its history, and the form for a decision.
 
 use askama::Template;
 use axum::{
@@ -11,9 +11,10 @@ use faena_machine::Definition;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{job::pretty, tasks::state};
+use super::tasks::state;
 use crate::{
     action::show_result,
+    content::{Hidden, content, pretty},
     error::Failure,
     form::Form,
     format::short_id,
@@ -48,6 +49,8 @@ struct Task {
     created_by: String,
     #[serde(default)]
     active: Vec<Active>,
+    #[serde(default)]
+    hidden: Hidden,
 }
 
 #[derive(Deserialize)]
@@ -71,6 +74,8 @@ struct Approval {
     decisions: Vec<Value>,
     #[serde(default)]
     groups: Vec<String>,
+    #[serde(default)]
+    hidden: Hidden,
 }
 
 #[derive(Deserialize, Default)]
@@ -110,7 +115,7 @@ struct HistoryLine {
     detail: String,
 }
 
-/// The decision that the task asks for.
+/// The decision that the task waits for.
 struct Decision {
     /// What is decided about: its parts with their names.
     subject: Vec<(String, String)>,
@@ -144,7 +149,7 @@ struct TaskPage<'a> {
     details: Vec<(&'static str, Markup)>,
     timers: Vec<(String, Markup)>,
     history: Vec<HistoryLine>,
-    data: String,
+    data: Markup,
     is_open: bool,
     is_paused: bool,
     is_queued: bool,
@@ -162,14 +167,16 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         event: record.event.clone(),
         detail: history_detail(record),
     };
+    // A viewer who may not see what is decided about cannot decide.
+    let shown_approval = task.approval.as_ref().filter(|approval| approval.hidden.is_empty());
     let page = TaskPage {
         t,
         base,
         badge: state(t, &task.status, &task.state, task.approval.is_some()),
         facts: format!("{} v{}, {} {}", task.machine, task.version, t.created_by, task.created_by),
-        reasons: reasons(&viewer, why.unwrap_or_default(), task.approval.as_ref()),
+        reasons: reasons(&viewer, why.unwrap_or_default(), shown_approval),
         drawing: format!("{base}/tasks/{}/drawing.svg?epoch={}", segment(&task.id), task.epoch),
-        decision: task.approval.as_ref().map(|approval| decision(t, approval)),
+        decision: shown_approval.map(|approval| decision(t, approval)),
         details: vec![
             (t.id, escaped(&task.id)),
             (t.machine, anchor(&format!("{base}/machines/{}", segment(&task.machine)), &task.machine)),
@@ -182,7 +189,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         ],
         timers: task.timers.iter().map(|timer| (timer_name(t, timer), formats.relative(timer.due))).collect(),
         history: history.unwrap_or_default().history.iter().rev().map(line).collect(),
-        data: pretty(&task.data),
+        data: content(t, &task.hidden, "data", &task.data),
         is_open: matches!(task.status.as_str(), "running" | "paused" | "queued"),
         is_paused: task.status == "paused",
         is_queued: task.status == "queued",
@@ -236,7 +243,7 @@ fn decision(t: &Texts, approval: &Approval) -> Decision {
     Decision { subject, hash: approval.hash.clone(), help }
 }
 
-/// Draws the machine of a task with its active states lit.
+/// Draws the machine of a task with its active states highlighted.
 pub async fn drawing(viewer: Viewer, Path(id): Path<String>) -> Result<Response, Failure> {
     let task: Task = viewer.get(&format!("/api/v1/tasks/{}", segment(&id))).await?;
     let active: Vec<&str> = task.active.iter().map(|active| active.state.as_str()).collect();

@@ -52,13 +52,9 @@ pub async fn approvals(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page
 }
 
 async fn show_list(viewer: Viewer, query: Pairs, title: &str, section: &'static str) -> Result<Page, Failure> {
-    let mut wanted = Pairs::default();
-    for name in ["machine", "state", "status", "tag", "correlationId", "approval", "page"] {
-        if let Some(value) = query.get(name) {
-            wanted.add(name, value);
-        }
-    }
-    wanted.add("limit", &LIMIT.to_string());
+    let wanted = query
+        .only(&["machine", "state", "status", "tag", "correlationId", "approval", "page"])
+        .with("limit", &LIMIT.to_string());
     let list: TaskList = viewer.get(&wanted.link("/api/v1/tasks")).await?;
     let mut page = ListPage::new(&viewer, title, table(&viewer, &list.tasks, section == "/approvals"));
     page.pager = Some(pager(&viewer, section, &query.without("approval"), list.total, list.tasks.len(), LIMIT));

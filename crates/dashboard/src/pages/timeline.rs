@@ -58,7 +58,7 @@ struct Timeline<'a> {
     label: String,
 }
 
-/// Draws runs in their order. Places are percentages, so that the drawing has the width that it gets and its text stays as it is.
+/// Draws runs in their order. Positions are percentages, so that the drawing fills its width without stretching its text.
 pub fn draw(runs: &[Run], formats: Formats, now_label: &str) -> Markup {
     let runs = &runs[runs.len().saturating_sub(MAX_RUNS)..];
     let Some(from) = runs.iter().map(|run| run.ready_at).min() else { return Markup::default() };

@@ -19,22 +19,22 @@ use crate::{
 /// Entries that are shown.
 const MAX_ENTRIES: usize = 500;
 
-#[derive(Deserialize)]
-struct Trace {
+#[derive(Deserialize, Default)]
+pub struct Trace {
     #[serde(default)]
-    timeline: Vec<Entry>,
+    pub timeline: Vec<Entry>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Entry {
-    at: Timestamp,
-    kind: String,
-    what: String,
+pub struct Entry {
+    pub at: Timestamp,
+    pub kind: String,
+    pub what: String,
     #[serde(default)]
-    details: String,
+    pub details: String,
     #[serde(default)]
-    job_id: Option<String>,
+    pub job_id: Option<String>,
     #[serde(default)]
     task_id: Option<String>,
     #[serde(default)]

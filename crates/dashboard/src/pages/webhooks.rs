@@ -9,9 +9,10 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ListPage, job::pretty, pager};
+use super::{ListPage, pager};
 use crate::{
     action::show_result,
+    content::{Hidden, content},
     error::Failure,
     format::short_id,
     layout::Page,
@@ -24,22 +25,23 @@ use crate::{
 
 const LIMIT: u64 = 50;
 
-#[derive(Deserialize)]
-struct WebhookList {
-    webhooks: Vec<Webhook>,
+#[derive(Deserialize, Default)]
+pub struct WebhookList {
+    pub webhooks: Vec<Webhook>,
     total: u64,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Webhook {
-    id: String,
+pub struct Webhook {
+    pub id: String,
     #[serde(default)]
     job_id: Option<String>,
-    url: String,
-    state: String,
-    attempts: u64,
-    created_at: Timestamp,
+    pub url: String,
+    pub event: String,
+    pub state: String,
+    pub attempts: u64,
+    pub created_at: Timestamp,
     due_at: Option<Timestamp>,
     #[serde(default)]
     delay_reason: Option<String>,
@@ -47,6 +49,8 @@ struct Webhook {
     body: Value,
     #[serde(default)]
     history: Vec<Attempt>,
+    #[serde(default)]
+    hidden: Hidden,
 }
 
 #[derive(Deserialize)]
@@ -62,13 +66,7 @@ struct Attempt {
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let query = Pairs::parse(query.as_deref());
-    let mut wanted = Pairs::default();
-    for name in ["state", "jobId", "host", "page"] {
-        if let Some(value) = query.get(name) {
-            wanted.add(name, value);
-        }
-    }
-    wanted.add("limit", &LIMIT.to_string());
+    let wanted = query.only(&["state", "jobId", "host", "page"]).with("limit", &LIMIT.to_string());
     let list: WebhookList = viewer.get(&wanted.link("/api/v1/webhooks")).await?;
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |webhook: &Webhook| Row {
@@ -109,7 +107,7 @@ struct WebhookPage<'a> {
     badge: Markup,
     attempts: String,
     job: Option<Markup>,
-    body: String,
+    body: Markup,
 }
 
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
@@ -122,7 +120,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         badge: badge(Look::of(&webhook.state), t.word(&webhook.state)),
         attempts: attempts(&viewer, &webhook.history).render().map_err(Failure::internal)?,
         job,
-        body: pretty(&webhook.body),
+        body: content(t, &webhook.hidden, "body", &webhook.body),
         webhook: &webhook,
     };
     Page::new(t.webhook, "/webhooks", &page)

@@ -79,13 +79,7 @@ impl Worker {
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let query = Pairs::parse(query.as_deref());
-    let mut wanted = Pairs::default();
-    for name in ["state", "page"] {
-        if let Some(value) = query.get(name) {
-            wanted.add(name, value);
-        }
-    }
-    wanted.add("limit", &LIMIT.to_string());
+    let wanted = query.only(&["state", "page"]).with("limit", &LIMIT.to_string());
     let list: WorkerList = viewer.get(&wanted.link("/api/v1/workers")).await?;
     let t = viewer.texts();
     let table = Table {

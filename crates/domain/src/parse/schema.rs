@@ -1,7 +1,7 @@
 //! JSON Schemas of the objects that are read field by field, for the OpenAPI document.
 //!
 //! The parsers report every bad field with its path, which no derived deserializer does, so their schemas are written beside
-//! them. Tests of `faena-api` hold the two equal: every property of a schema is accepted, and every accepted body is valid.
+//! them. Tests of `faena-api` check that the two agree: every property of a schema is accepted, and every accepted body is valid.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use crate::{ErrorReason, JobLimits, JobState, KeyScope, Priority, RetryPolicy, T
 const DAY_MS: u64 = 86_400_000;
 /// Matches text without control characters.
 const PRINTABLE: &str = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$";
-/// Matches the name of a group: printable, without commas, and without blanks at its ends.
+/// Matches the name of a group: printable, without commas, and without spaces at its ends.
 const GROUP: &str =
     "^[^ ,\\u0000-\\u001f\\u007f-\\u009f]([^,\\u0000-\\u001f\\u007f-\\u009f]*[^ ,\\u0000-\\u001f\\u007f-\\u009f])?$";
 
@@ -283,6 +283,13 @@ pub fn api_key(_: &JobLimits) -> Value {
         .optional(
             "groups",
             about(list(group, 0, 50), "Groups that the key belongs to, for approvals of tasks. Default: none."),
+        )
+        .optional(
+            "withoutPayloads",
+            about(
+                json!({"type": "boolean"}),
+                "Hides what jobs and tasks carry from the key; only with the scope `read` alone. Default: false.",
+            ),
         )
         .optional("expiresAt", about(time(), "A time in the future. Default: never."))
         .build()

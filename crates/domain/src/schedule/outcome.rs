@@ -180,7 +180,7 @@ pub fn decide(timed: &CompiledSchedule, now: Timestamp) -> Decision {
 
 /// Returns the due times up to `now`, with `wanted` of them outside blackouts if there are as many.
 ///
-/// An outage may end in a long blackout, so a second, longer look back may be needed.
+/// An outage may end in a long blackout, so a second search over a longer time may be needed.
 fn backlog(timed: &CompiledSchedule, wanted: usize, now: Timestamp) -> Backlog {
     let cursor_at = timed.schedule.cursor_at;
     let backlog = timed.timing.backlog(cursor_at, now, wanted + MAX_OWN_RECORDS);

@@ -1,7 +1,7 @@
 //! The job type `llm.chat`: one question to a language model behind an OpenAI-compatible server.
 //!
 //! The answer is stored as a step of the job before the job ends, so a crash never repeats a call whose answer was stored. A call
-//! that got an answer is never repeated, even if the answer is of no use, because it was paid for.
+//! that got an answer is never repeated, even if the answer is unusable, because it was already charged.
 
 use std::{fmt, time::Duration};
 
@@ -19,7 +19,7 @@ use url::Url;
 use super::{Context, run::payload};
 use crate::address::describe;
 
-/// Where a language model answers, and what it may cost.
+/// Address and limits of a language model.
 #[derive(Clone)]
 pub struct LlmConfig {
     /// Such as `https://api.example.com/v1`.
@@ -27,11 +27,11 @@ pub struct LlmConfig {
     pub model: String,
     /// Sent with each request; they contain the key.
     pub headers: HeaderMap,
-    /// Most tokens of an answer.
+    /// Maximum number of tokens in an answer.
     pub max_tokens: u64,
-    /// Most bytes of a prompt, with its system message.
+    /// Maximum size of a prompt, with its system message.
     pub max_prompt_bytes: usize,
-    /// Most bytes of an answer.
+    /// Maximum size of an answer.
     pub max_answer_bytes: usize,
     /// Time limit for one answer, unless the job's own limit is shorter.
     pub timeout: Duration,
@@ -113,8 +113,8 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3_600);
 /// Why a call has no answer.
 struct CallError {
     failure: Failure,
-    /// Whether the server may have worked for the call, and so charges for it.
-    may_be_paid: bool,
+    /// Whether the server may charge for the call, because it may have processed it.
+    may_be_charged: bool,
 }
 
 impl LlmCaller {
@@ -162,7 +162,7 @@ impl LlmCaller {
         let answer = call(client, config, request, max_tokens).await;
         let used = match &answer {
             Ok(answer) => answer.usage["total_tokens"].as_u64().unwrap_or(reserved),
-            Err(error) if error.may_be_paid => reserved,
+            Err(error) if error.may_be_charged => reserved,
             Err(_) => 0,
         };
         settle(context, reserved_at, reserved, used).await;
@@ -181,12 +181,12 @@ async fn reserve(context: &Context<'_>, config: &LlmConfig, tokens: u64) -> Resu
     match context.worker.store.tokens_reserve(tokens, limit, now).await {
         Ok(true) => Ok(Some(now)),
         Ok(false) => Err(Failure::fatal(format!(
-            "the budget of {limit} tokens per day does not suffice for this call of up to {tokens}; retry it after 00:00 UTC, \
+            "the budget of {limit} tokens per day is too small for this call of up to {tokens}; retry it after 00:00 UTC, \
              or raise llm.daily_tokens"
         ))),
         Err(error) => {
-            tracing::warn!(job = %context.id(), %error, "budget of the language model not read");
-            Err(Failure::error("the budget of the language model cannot be read; it is tried again"))
+            tracing::warn!(job = %context.id(), %error, "cannot read the daily token budget, job will be retried");
+            Err(Failure::error("the token budget cannot be read; the job will be retried"))
         }
     }
 }
@@ -197,12 +197,12 @@ async fn reserve_for_task(context: &Context<'_>, tokens: u64) -> Result<Option<T
         Ok(TaskTokens::Unlimited) => Ok(None),
         Ok(TaskTokens::Reserved(task)) => Ok(Some(task)),
         Ok(TaskTokens::Exceeded { task, limit, used }) => Err(Failure::fatal(format!(
-            "the budget of {limit} tokens of task {task} does not suffice for this call of up to {tokens}: {used} are used; raise \
+            "the budget of {limit} tokens of task {task} is too small for this call of up to {tokens}: {used} are used; raise \
              limits.llm_tokens in a new version of its machine"
         ))),
         Err(error) => {
-            tracing::warn!(job = %context.id(), %error, "budget of the task not read");
-            Err(Failure::error("the budget of the task cannot be read; it is tried again"))
+            tracing::warn!(job = %context.id(), %error, "cannot read the token budget of a task, job will be retried");
+            Err(Failure::error("the token budget of the task cannot be read; the job will be retried"))
         }
     }
 }
@@ -210,14 +210,14 @@ async fn reserve_for_task(context: &Context<'_>, tokens: u64) -> Result<Option<T
 async fn settle_for_task(context: &Context<'_>, task: Option<TaskId>, reserved: u64, used: u64) {
     let Some(task) = task else { return };
     if let Err(error) = context.worker.store.task_tokens_settle(task, reserved, used).await {
-        tracing::warn!(job = %context.id(), %task, %error, reserved, used, "use of the language model not stored");
+        tracing::warn!(job = %context.id(), %task, %error, reserved, used, "cannot store the tokens used, the whole reservation stays charged");
     }
 }
 
 async fn settle(context: &Context<'_>, reserved_at: Option<Timestamp>, reserved: u64, used: u64) {
     let Some(at) = reserved_at else { return };
     if let Err(error) = context.worker.store.tokens_settle(reserved, used, at).await {
-        tracing::warn!(job = %context.id(), %error, reserved, used, "use of the language model not stored");
+        tracing::warn!(job = %context.id(), %error, reserved, used, "cannot store the tokens used, the whole reservation stays charged");
     }
 }
 
@@ -233,7 +233,7 @@ fn with_delay(failure: Failure, retry_count: u32) -> Failure {
 }
 
 async fn call(client: &Client, config: &LlmConfig, request: Request, max_tokens: u64) -> Result<Answer, CallError> {
-    let unsent = |failure| CallError { failure, may_be_paid: false };
+    let unsent = |failure| CallError { failure, may_be_charged: false };
     let mut url = config.base_url.clone();
     url.path_segments_mut()
         .map_err(|()| unsent(Failure::fatal("llm.base_url cannot have a path")))?
@@ -245,18 +245,18 @@ async fn call(client: &Client, config: &LlmConfig, request: Request, max_tokens:
     let body = json!({"model": model, "messages": messages, "max_tokens": max_tokens});
     let sent = client.post(url).headers(config.headers.clone()).json(&body).send().await;
     let response = sent.map_err(|error| CallError {
-        may_be_paid: !error.is_connect(),
+        may_be_charged: !error.is_connect(),
         failure: Failure::error(config.redact(describe(error))),
     })?;
     let answer = read(config, response).await?;
     let text = answer["choices"][0]["message"]["content"].as_str();
-    let text = text.ok_or_else(|| useless("the answer of the language model has no text"))?;
+    let text = text.ok_or_else(|| unusable("the answer of the language model has no text"))?;
     Ok(Answer { text: text.to_owned(), model, usage: answer["usage"].clone() })
 }
 
-/// Returns the error of an answer that was paid for and cannot be used. Another call might get the same.
-fn useless(message: impl Into<String>) -> CallError {
-    CallError { failure: Failure::fatal(message.into()), may_be_paid: true }
+/// Returns the error for an answer that was charged and cannot be used. It is not retried: another call might get the same answer.
+fn unusable(message: impl Into<String>) -> CallError {
+    CallError { failure: Failure::fatal(message.into()), may_be_charged: true }
 }
 
 async fn read(config: &LlmConfig, mut answer: reqwest::Response) -> Result<Value, CallError> {
@@ -266,13 +266,13 @@ async fn read(config: &LlmConfig, mut answer: reqwest::Response) -> Result<Value
     loop {
         let part = answer.chunk().await.map_err(|error| CallError {
             failure: Failure::error(config.redact(describe(error))),
-            may_be_paid: status.is_success(),
+            may_be_charged: status.is_success(),
         })?;
         let Some(part) = part else { break };
         body.extend_from_slice(&part);
         if body.len() > config.max_answer_bytes {
             let limit = config.max_answer_bytes;
-            return Err(useless(format!(
+            return Err(unusable(format!(
                 "the answer of the language model has more than {limit} bytes (llm.max_answer_bytes)"
             )));
         }
@@ -283,7 +283,7 @@ async fn read(config: &LlmConfig, mut answer: reqwest::Response) -> Result<Value
         let message = format!("the language model answered HTTP {status}: {text}");
         let retry_after_ms = seconds.map(|seconds| seconds.saturating_mul(1_000));
         let failure = Failure { retryable: !is_permanent, retry_after_ms, ..Failure::error(message) };
-        return Err(CallError { failure, may_be_paid: false });
+        return Err(CallError { failure, may_be_charged: false });
     }
-    serde_json::from_slice(&body).map_err(|_| useless("the answer of the language model is not JSON"))
+    serde_json::from_slice(&body).map_err(|_| unusable("the answer of the language model is not JSON"))
 }

@@ -164,8 +164,8 @@ impl Context<'_> {
     /// Returns what an earlier run has stored under this name. Fails if it cannot be read, because the run might repeat its work.
     pub async fn step(&self, name: &str) -> Result<Option<String>, Failure> {
         let steps = self.worker.store.job_steps(vec![self.id()]).await.map_err(|error| {
-            tracing::warn!(job = %self.id(), %error, "steps of a job not read");
-            Failure::error("the steps of earlier runs cannot be read; it is tried again")
+            tracing::warn!(job = %self.id(), %error, "cannot read the steps of a job, job will be retried");
+            Failure::error("the steps of earlier runs cannot be read; the job will be retried")
         })?;
         let found = steps.into_iter().find(|(_, step)| step.name == name);
         Ok(found.map(|(_, step)| step.result.get().to_owned()))
@@ -180,10 +180,10 @@ impl Context<'_> {
         if let Some(update) = recorder::update(self.job, self.worker.node.id(), step, now) {
             match self.worker.store.run_update(vec![update], now).await.as_deref() {
                 Ok([UpdateResult::Rejected(reason)]) => {
-                    tracing::warn!(job = %self.id(), reason, "step of a job not stored");
+                    tracing::warn!(job = %self.id(), reason, "step of a job not stored, a retry repeats it");
                 }
                 Ok(_) => {}
-                Err(error) => tracing::warn!(job = %self.id(), %error, "step of a job not stored"),
+                Err(error) => tracing::warn!(job = %self.id(), %error, "step of a job not stored, a retry repeats it"),
             }
         }
     }
@@ -296,7 +296,7 @@ impl BuiltInWorker {
             Ok(results) => results.first().is_some_and(UpdateResult::is_accepted),
             Err(StoreError::Unavailable { .. }) => false,
             Err(error) => {
-                tracing::error!(job = %job.id(), %error, "job start not stored");
+                tracing::error!(job = %job.id(), %error, "job start not stored, the job does not run");
                 false
             }
         }

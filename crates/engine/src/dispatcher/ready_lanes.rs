@@ -16,12 +16,12 @@ pub struct ReadyLanes {
     /// Lanes that no worker of this node can serve. They become ready again when a worker connects.
     unserved: Mutex<HashSet<LaneId>>,
     limited: Mutex<LimitedLanes>,
-    /// The lanes met so far. A lane never changes, and its id is not used again.
+    /// The lanes loaded so far. A lane never changes, and its id is not used again.
     known: RwLock<HashMap<LaneId, KnownLane>>,
     wakeups: Wakeups,
 }
 
-/// Lanes with jobs that a limit or a pause holds back.
+/// Lanes whose jobs cannot start because of a limit or a pause.
 #[derive(Default)]
 struct LimitedLanes {
     lanes: HashSet<LaneId>,
@@ -61,7 +61,7 @@ impl ReadyLanes {
         self.wakeups.lanes_ready();
     }
 
-    /// Makes limited lanes ready again, because a job that counted for a limit has ended or a rule has changed.
+    /// Makes limited lanes ready again, because a job that counted towards a limit has ended or a rule has changed.
     pub fn open_limited(&self) {
         let lanes: Vec<LaneId> = {
             let mut limited = self.limited.lock();
@@ -83,10 +83,10 @@ impl ReadyLanes {
         self.limited.lock().openings
     }
 
-    /// Holds lanes back until a limit has room, and returns when a rate opens the first of them.
+    /// Keeps lanes until their limits allow a start, and returns when a rate opens the first of them.
     ///
     /// If limited lanes were opened since `openings` was read, the lanes stay ready instead.
-    pub(super) fn hold_back(&self, lanes: Vec<Limited>, openings: u64) -> Option<Timestamp> {
+    pub(super) fn mark_limited(&self, lanes: Vec<Limited>, openings: u64) -> Option<Timestamp> {
         let mut limited = self.limited.lock();
         if limited.openings != openings && !lanes.is_empty() {
             self.ready.lock().extend(lanes.iter().map(|limited| limited.lane));

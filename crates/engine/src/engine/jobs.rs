@@ -1,4 +1,4 @@
-//! Changes of jobs that callers ask for: submit, cancel, retry, trigger.
+//! Changes of jobs that callers request: submit, cancel, retry, trigger.
 //!
 //! Each change is stored and then announced on the bus, here and nowhere else, so no caller has to remember it. The
 //! loops are woken by the signal that the store emits after the commit.
@@ -21,7 +21,7 @@ const CANCEL_POLL: Duration = Duration::from_millis(100);
 pub enum CancelResult {
     Cancelled,
     /// The worker was asked to stop and has not stopped yet.
-    Asked {
+    Requested {
         state: JobState,
     },
 }
@@ -46,7 +46,7 @@ impl Engine {
                 self.bus.changed(id, JobState::Cancelled, None, now);
                 return Ok(CancelResult::Cancelled);
             }
-            CancelOutcome::Asked { state } => state,
+            CancelOutcome::Requested { state } => state,
         };
         let mut changes = self.bus.subscribe();
         self.request_stop(id, reason, now);
@@ -62,8 +62,8 @@ impl Engine {
                 _ => {}
             }
             tokio::select! {
-                () = &mut timeout => return Ok(CancelResult::Asked { state: current.unwrap_or(state) }),
-                // An end on this node is announced; an end on another node is found by looking again.
+                () = &mut timeout => return Ok(CancelResult::Requested { state: current.unwrap_or(state) }),
+                // An end on this node is announced; an end on another node is found by polling.
                 _ = async { while changes.recv().await.is_ok_and(|event| event.job_id != id) {} } => {}
                 () = tokio::time::sleep(CANCEL_POLL) => {}
             }

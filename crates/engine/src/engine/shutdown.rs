@@ -36,14 +36,14 @@ impl Engine {
     /// Stops the engine.
     ///
     /// No new jobs start and jobs that wait for a slot go back immediately. Running jobs may finish within the grace
-    /// period, or until `hurry` is cancelled; after that they go back too, without using an attempt. Connected workers
+    /// period, or until `force` is cancelled; after that they go back too, without using an attempt. Connected workers
     /// keep their jobs and connect to another node.
-    pub async fn stop(&self, hurry: CancellationToken) {
+    pub async fn stop(&self, force: CancellationToken) {
         self.loops.intake.stop.cancel();
         self.loops.intake.tasks.close();
         self.loops.intake.tasks.wait().await;
         self.close_inputs().await;
-        self.stop_local_workers(hurry).await;
+        self.stop_local_workers(force).await;
         if timeout(LAST_REPORTS, self.flush_reports()).await.is_err() {
             tracing::error!("last reports not stored, their jobs will run again");
         }
@@ -57,7 +57,7 @@ impl Engine {
         let _ = timeout(CLOSE_INPUTS, async { tokio::join!(sources, inboxes) }).await;
     }
 
-    async fn stop_local_workers(&self, hurry: CancellationToken) {
+    async fn stop_local_workers(&self, force: CancellationToken) {
         let local = &self.local;
         local.drain.cancel();
         local.worker.release_queued();
@@ -67,7 +67,7 @@ impl Engine {
             () = tokio::time::sleep(self.config.drain_grace) => {
                 tracing::warn!(jobs = self.local_jobs(), "grace period is over, jobs released");
             }
-            () = hurry.cancelled() => tracing::warn!(jobs = self.local_jobs(), "forced stop, jobs released"),
+            () = force.cancelled() => tracing::warn!(jobs = self.local_jobs(), "forced stop, jobs released"),
         }
         local.pools.kill();
         for job in self.dispatch.in_flight.all().into_iter().filter(|job| !job.is_remote()) {
@@ -89,7 +89,7 @@ impl Engine {
             tracing::warn!(%error, "last uses of API keys not stored");
         }
         if let Err(error) = measure::record_history(self, Timestamp::now()).await {
-            tracing::warn!(%error, "last times of runs not added to the history");
+            tracing::warn!(%error, "last run times not added to the history");
         }
         if let Some(tracer) = &self.tracer {
             let _ = timeout(LAST_SPANS, tracer.exporter.wait_until_flushed()).await;

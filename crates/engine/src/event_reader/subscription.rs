@@ -49,7 +49,7 @@ fn queue_of(event: &StoredEvent) -> Option<Cow<'_, str>> {
     serde_json::from_str::<Data>(&event.data).ok()?.queue
 }
 
-/// Returns whether a task published the event. Machines choose the types of their events, so the type does not tell.
+/// Returns whether a task published the event. Machines choose the types of their events, so the type does not say it.
 fn is_of_task(event: &StoredEvent) -> bool {
     #[derive(Deserialize)]
     struct Data {

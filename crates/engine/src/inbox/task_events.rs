@@ -59,11 +59,11 @@ struct Start {
 }
 
 /// What to do with a message.
-enum Verdict {
+enum MessageAction {
     /// Acknowledge and count it.
-    Done(Effect),
+    Acknowledge(Effect),
     Reject(String),
-    Wait(Stopped),
+    Defer(Stopped),
 }
 
 /// What a message did.
@@ -95,15 +95,15 @@ impl Inbox {
                     inputs.push(input);
                 }
                 Ok(Received::Start(start)) => starts.push((message, start)),
-                Ok(Received::Own) => decided.push((message, Verdict::Done(Effect::Own))),
-                Err(reason) => decided.push((message, Verdict::Reject(reason))),
+                Ok(Received::Own) => decided.push((message, MessageAction::Acknowledge(Effect::Own))),
+                Err(reason) => decided.push((message, MessageAction::Reject(reason))),
             }
         }
         decided.extend(self.create_tasks(store, rule, starts, now).await);
         decided.extend(events.into_iter().zip(self.apply(store, inputs, now).await));
         // In order: events that wait are applied in the order of their arrival.
         stream::iter(decided)
-            .map(|(message, verdict)| self.settle(message, verdict))
+            .map(|(message, action)| self.settle(message, action))
             .buffered(CONCURRENT_SUBMITS)
             .collect()
             .await
@@ -145,14 +145,14 @@ impl Inbox {
         rule: &TaskEvents,
         starts: Vec<(Delivery, Start)>,
         now: Timestamp,
-    ) -> Vec<(Delivery, Verdict)> {
+    ) -> Vec<(Delivery, MessageAction)> {
         if starts.is_empty() {
             return Vec::new();
         }
         let Some(machine) = &rule.machine else {
             let reason =
                 "metadata.taskId: is required, because the inbox names no machine whose tasks a message may create";
-            return starts.into_iter().map(|(message, _)| (message, Verdict::Reject(reason.into()))).collect();
+            return starts.into_iter().map(|(message, _)| (message, MessageAction::Reject(reason.into()))).collect();
         };
         let definition = match store.machine_get(machine, None).await {
             Ok(Some(stored)) => Ok(stored.definition),
@@ -166,7 +166,10 @@ impl Inbox {
         let definition = match definition {
             Ok(definition) => definition,
             Err(stopped) => {
-                return starts.into_iter().map(|(message, _)| (message, Verdict::Wait(stopped.clone()))).collect();
+                return starts
+                    .into_iter()
+                    .map(|(message, _)| (message, MessageAction::Defer(stopped.clone())))
+                    .collect();
             }
         };
         stream::iter(starts)
@@ -182,10 +185,10 @@ impl Inbox {
         definition: &Arc<Definition>,
         start: Start,
         now: Timestamp,
-    ) -> Verdict {
+    ) -> MessageAction {
         if definition.start.as_ref() != Some(&start.kind) {
             let machine = &definition.machine;
-            return Verdict::Reject(match &definition.start {
+            return MessageAction::Reject(match &definition.start {
                 Some(first) => {
                     format!("metadata.taskId: is required; of the events of {machine} only {first} creates a task")
                 }
@@ -195,7 +198,7 @@ impl Inbox {
         let id = TaskId::new();
         let first = match create(definition, id.to_string(), Caller::from(self.name.as_str()), start.payload, now) {
             Ok(first) => first,
-            Err(reason) => return Verdict::Reject(reason),
+            Err(reason) => return MessageAction::Reject(reason),
         };
         let task = NewTask {
             id,
@@ -207,23 +210,23 @@ impl Inbox {
             audit: None,
         };
         match store.inbox_task(&self.name, &start.id, task, now).await {
-            Ok(true) => Verdict::Done(Effect::Created),
-            Ok(false) => Verdict::Done(Effect::Duplicate),
-            Err(error) => Verdict::Wait(Stopped::of(&error)),
+            Ok(true) => MessageAction::Acknowledge(Effect::Created),
+            Ok(false) => MessageAction::Acknowledge(Effect::Duplicate),
+            Err(error) => MessageAction::Defer(Stopped::of(&error)),
         }
     }
 
     /// Applies events in one call.
-    async fn apply(&self, store: &dyn Store, inputs: Vec<TaskInput>, now: Timestamp) -> Vec<Verdict> {
+    async fn apply(&self, store: &dyn Store, inputs: Vec<TaskInput>, now: Timestamp) -> Vec<MessageAction> {
         if inputs.is_empty() {
             return Vec::new();
         }
         let tasks: Vec<TaskId> = inputs.iter().map(|input| input.task).collect();
         match store.task_apply(inputs, now).await {
-            Ok(answers) => tasks.into_iter().zip(answers).map(|(task, answer)| verdict(task, answer)).collect(),
+            Ok(answers) => tasks.into_iter().zip(answers).map(|(task, answer)| action_for(task, answer)).collect(),
             Err(error) => {
                 let stopped = Stopped::of(&error);
-                tasks.iter().map(|_| Verdict::Wait(stopped.clone())).collect()
+                tasks.iter().map(|_| MessageAction::Defer(stopped.clone())).collect()
             }
         }
     }
@@ -241,14 +244,14 @@ impl Inbox {
         }
     }
 
-    async fn settle(&self, message: Delivery, verdict: Verdict) -> Outcome {
-        match verdict {
-            Verdict::Done(effect) => {
+    async fn settle(&self, message: Delivery, action: MessageAction) -> Outcome {
+        match action {
+            MessageAction::Acknowledge(effect) => {
                 self.counter(effect).fetch_add(1, Ordering::Relaxed);
                 self.acknowledge(message).await
             }
-            Verdict::Reject(reason) => self.reject(message, &reason).await,
-            Verdict::Wait(stopped) => Outcome::Deferred(Box::new(message), stopped),
+            MessageAction::Reject(reason) => self.reject(message, &reason).await,
+            MessageAction::Defer(stopped) => Outcome::Deferred(Box::new(message), stopped),
         }
     }
 }
@@ -278,7 +281,7 @@ fn event_id(message: &Delivery, envelope: &Envelope) -> Result<String, String> {
     let id = envelope.trace_id.as_ref().or(envelope.message_id.as_ref()).or(message.id.as_ref());
     match id.filter(|id| !id.is_empty()) {
         Some(id) => Ok(storable_id(id)),
-        // Without an id, a redelivery cannot be told from another event with the same content.
+        // Without an id, a redelivery cannot be distinguished from another event with the same content.
         None => Err("metadata.traceId: is required, because the message has no id of its own".into()),
     }
 }
@@ -287,16 +290,16 @@ fn is_correlation(id: &str) -> bool {
     (1..=MAX_CORRELATION).contains(&id.chars().count()) && !id.contains(char::is_control)
 }
 
-fn verdict(task: TaskId, answer: Option<TaskAnswer>) -> Verdict {
-    let Some(answer) = answer else { return Verdict::Reject(format!("there is no task {task}")) };
+fn action_for(task: TaskId, answer: Option<TaskAnswer>) -> MessageAction {
+    let Some(answer) = answer else { return MessageAction::Reject(format!("there is no task {task}")) };
     match answer.outcome {
         EventOutcome::Rejected | EventOutcome::Invalid | EventOutcome::Forbidden => {
-            Verdict::Reject(answer.reason.unwrap_or_default())
+            MessageAction::Reject(answer.reason.unwrap_or_default())
         }
-        _ if answer.duplicate => Verdict::Done(Effect::Duplicate),
-        EventOutcome::Applied => Verdict::Done(Effect::Applied),
-        EventOutcome::Deferred => Verdict::Done(Effect::Deferred),
-        EventOutcome::Ignored => Verdict::Done(Effect::Ignored),
-        EventOutcome::Stale => Verdict::Done(Effect::Stale),
+        _ if answer.duplicate => MessageAction::Acknowledge(Effect::Duplicate),
+        EventOutcome::Applied => MessageAction::Acknowledge(Effect::Applied),
+        EventOutcome::Deferred => MessageAction::Acknowledge(Effect::Deferred),
+        EventOutcome::Ignored => MessageAction::Acknowledge(Effect::Ignored),
+        EventOutcome::Stale => MessageAction::Acknowledge(Effect::Stale),
     }
 }

@@ -43,7 +43,7 @@ pub const JOB_TYPE: &str = "faena.job";
 const MAX_BACKOFF: Duration = Duration::from_secs(15);
 /// Delay after the first rejection of a row. It doubles with each rejection.
 const ROW_BACKOFF: Duration = Duration::from_secs(5);
-/// Most rejected rows that wait for their retry. If there are more, the source waits for the first of them.
+/// Maximum number of rejected rows that wait for their retry. If there are more, the source waits for the first of them.
 const MAX_DELAYED: usize = 1_000;
 /// Timeout of publishing and storing one batch. Below the time after which the database ends an idle transaction.
 const WORK_TIMEOUT: Duration = Duration::from_secs(45);

@@ -18,7 +18,7 @@ use crate::{Engine, config::ms, dispatcher::ReadyLanes};
 const TAKE_LEASE: Duration = Duration::from_secs(20);
 
 impl JobQueue {
-    /// Claims jobs for the requests. See `ClaimStore::job_claim` for what holds for both queues.
+    /// Claims jobs for the requests. See `ClaimStore::job_claim` for what both queues guarantee.
     pub(crate) async fn claim(
         &self,
         engine: &Engine,
@@ -119,7 +119,7 @@ impl RedisDispatch {
             let left = taken[at].jobs.iter().copied().filter(|job| !ids.contains(&JobId(job.id)));
             let (delayed, unknown): (Vec<TakenJob>, Vec<TakenJob>) =
                 left.partition(|job| claim.rejected || held.contains(&job.lane));
-            // The dispatcher takes a lane for empty if it gets less than it asked for. Redis may have more of these.
+            // The dispatcher treats a lane as empty if it gets less than it asked for. Redis may have more of these.
             if taken[at].is_full && claim.jobs.len() < limits[at] && !claim.rejected {
                 taken[at].lanes.iter().filter(|lane| !held.contains(lane)).for_each(|lane| lanes.add(*lane));
             }

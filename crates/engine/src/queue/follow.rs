@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{RedisDispatch, score};
 use crate::{Engine, EngineError, Round};
 
-/// Most changes of one round trip.
+/// Maximum number of changes in one round trip.
 const BATCH: usize = 1_000;
 
 pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
@@ -63,6 +63,7 @@ fn entry(engine: &Engine, change: &QueueChange) -> Option<(u64, Move)> {
     let one = match change.kind {
         QueueChangeKind::Ready => Move::Put(entry(score(&lane, change.at))),
         QueueChangeKind::Delayed => Move::Delay(entry(change.at.as_ms())),
+        QueueChangeKind::Left => Move::Remove { id: change.id.0, lane: change.lane },
     };
     Some((change.stamp, one))
 }

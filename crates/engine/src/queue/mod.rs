@@ -27,7 +27,7 @@ use crate::{Engine, EngineError, measure::Histogram};
 
 /// Time limit for one round trip to Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Most moves that wait to be sent. Beyond that they are dropped, and comparing with the database finds what they would have changed.
+/// Maximum number of moves that wait to be sent. Beyond that they are dropped, and comparing with the database finds what they would have changed.
 const MAX_MOVES: usize = 200_000;
 
 /// Settings of a queue in Redis.

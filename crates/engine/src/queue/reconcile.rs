@@ -1,5 +1,5 @@
 //! Compares Redis with the database and repairs Redis: at the start, after each reconnection, when Redis turns out to be empty, and
-//! in the rhythm of the guardian.
+//! with each round of the guardian.
 //!
 //! Missing entries are added, entries of jobs that are not there any more are removed, and jobs that were taken and never claimed
 //! are put back. Only sets whose sizes differ are read. Safe while jobs are dispatched: an entry that is added or removed wrongly
@@ -21,7 +21,7 @@ use crate::{Engine, EngineError, Round, config::ms};
 
 /// Rows or entries per page.
 const PAGE: usize = 1_000;
-/// Most pages of delayed jobs that one comparison reads if nothing was lost: jobs that wait for others are counted with them.
+/// Maximum number of pages of delayed jobs that one comparison reads if nothing was lost: jobs that wait for others are counted with them.
 const DELAYED_PAGES: usize = 20;
 /// Number of entries from which on a lane is long.
 const LONG_LANE: u64 = 20_000;
@@ -29,7 +29,7 @@ const LONG_LANE: u64 = 20_000;
 const OVERLAP_MS: i64 = 500;
 /// Repaired entries from which on a person may want to know: fewer may be changes that happened during the comparison.
 const NOTABLE_DRIFT: u64 = 100;
-/// Most workers in the registry.
+/// Maximum number of workers in the registry.
 const MAX_WORKERS: usize = 1_000;
 
 pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
@@ -148,8 +148,8 @@ impl Comparison<'_> {
             if self.full || is_uneven || differ(stored, known) {
                 is_compared = true;
                 let new = self.fill_lane(lane).await?;
-                if known + new > stored {
-                    self.purge(QueueSet::Lane(lane.id)).await?;
+                if has_too_many(stored, known, new) {
+                    self.purge(QueueSet::Lane(lane.id), known + new).await?;
                 }
             }
         }
@@ -157,7 +157,7 @@ impl Comparison<'_> {
             let numbers: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
             let stats = self.dispatch.redis.stats(&numbers).await?;
             if stats.priority > stats.lanes.values().sum::<u64>() {
-                self.purge(QueueSet::Priority).await?;
+                self.purge(QueueSet::Priority, stats.priority).await?;
             }
         }
         Ok(())
@@ -188,11 +188,13 @@ impl Comparison<'_> {
         }
     }
 
-    /// Removes members of a set that do not belong there.
-    async fn purge(&mut self, set: QueueSet) -> Result<(), EngineError> {
-        let mut from = 0;
+    /// Removes members of a set that do not belong there. Reads no more than it had when it was counted: while jobs are submitted
+    /// faster than this reads, it would never reach the end, and take the database from those who claim.
+    async fn purge(&mut self, set: QueueSet, counted: u64) -> Result<(), EngineError> {
+        let (mut from, mut read) = (0, 0);
         loop {
             let page = self.dispatch.redis.page(set, from, PAGE).await?;
+            read += page.len() as u64;
             let ids: Vec<JobId> = page.iter().filter_map(|(member, _)| parse(member)).collect();
             let places = self.engine.store.queue_places(ids.clone()).await?;
             let places: HashMap<JobId, QueuePlace> = ids.into_iter().zip(places).collect();
@@ -220,7 +222,7 @@ impl Comparison<'_> {
             }
             misplaced.sort_by_key(|one| if let Move::Put(entry) = one { entry.lane } else { 0 });
             self.drift += wrong.len() as u64 + self.dispatch.redis.apply(&misplaced, Placement::Fill).await?;
-            if page.len() < PAGE {
+            if page.len() < PAGE || read >= counted {
                 return Ok(());
             }
         }
@@ -248,7 +250,12 @@ impl Comparison<'_> {
                 break;
             }
         }
-        if self.full || stats.delayed > waiting { self.purge(QueueSet::Delayed).await } else { Ok(()) }
+        if self.full || stats.delayed > waiting {
+            // What this comparison has added may be anywhere in the set.
+            let counted = self.dispatch.redis.stats(&[]).await?.delayed;
+            self.purge(QueueSet::Delayed, counted).await?;
+        }
+        Ok(())
     }
 
     async fn dead_letters(&mut self, lanes: &[LaneId], counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
@@ -267,7 +274,8 @@ impl Comparison<'_> {
                 }
             }
         }
-        self.purge(QueueSet::DeadLetters).await
+        let counted = self.dispatch.redis.stats(&[]).await?.dead_letters;
+        self.purge(QueueSet::DeadLetters, counted).await
     }
 
     /// Compares jobs in flight whose lease has ended: the database may have them elsewhere.
@@ -307,11 +315,24 @@ impl Comparison<'_> {
     }
 }
 
-/// Returns whether a lane must be compared. The two counts are not of the same moment, so a long lane that jobs enter and leave
-/// may differ by some; reading it each time would cost more than an entry that waits until the lane is shorter.
+/// Returns whether a lane must be compared.
 fn differ(stored: u64, known: u64) -> bool {
-    let tolerance = if stored.max(known) >= LONG_LANE { LONG_LANE / 4 } else { 0 };
-    stored.abs_diff(known) > tolerance
+    stored.abs_diff(known) > tolerance(stored.max(known))
+}
+
+/// Returns whether a lane has entries that do not belong there. Into a long lane jobs come while it is filled, so what was added is
+/// not counted there: what is too many then shows in the next comparison.
+fn has_too_many(stored: u64, known: u64, new: u64) -> bool {
+    match tolerance(stored.max(known)) {
+        0 => known + new > stored,
+        tolerance => known > stored + tolerance,
+    }
+}
+
+/// Returns by how many entries a lane may differ. The two counts are not of the same moment, so a long lane that jobs enter and leave
+/// may differ by some; reading it each time would cost more than an entry that waits until the lane is shorter.
+fn tolerance(entries: u64) -> u64 {
+    if entries >= LONG_LANE { LONG_LANE / 4 } else { 0 }
 }
 
 fn parse(member: &str) -> Option<JobId> {
@@ -324,4 +345,18 @@ fn tally(counts: &Counts, lane: LaneId, tally: Tally) -> u64 {
 
 fn total(counts: &Counts, wanted: Tally) -> u64 {
     counts.by_lane.iter().filter(|((_, tally), _)| *tally == wanted).map(|(_, n)| u64::try_from(*n).unwrap_or(0)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_long_lanes_may_differ_while_jobs_come_and_go() {
+        assert!(differ(0, 1) && differ(10, 9) && !differ(7, 7));
+        assert!(!differ(100_000, 95_000) && differ(100_000, 94_999));
+        assert!(has_too_many(10, 11, 0) && has_too_many(10, 8, 3) && !has_too_many(10, 8, 2));
+        assert!(!has_too_many(100_000, 60_000, 90_000), "jobs that came while the lane was filled are not too many");
+        assert!(!has_too_many(100_000, 105_000, 0) && has_too_many(100_000, 105_001, 0));
+    }
 }

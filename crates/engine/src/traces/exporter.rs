@@ -29,7 +29,7 @@ use crate::Round;
 
 /// Spans that may wait. At about 500 bytes each this is 10 MB.
 const MAX_WAITING: usize = 20_000;
-/// Most spans of one request.
+/// Maximum number of spans in one request.
 const BATCH: usize = 1_000;
 /// Time limit of one request, including its response.
 const TIMEOUT: Duration = Duration::from_secs(5);

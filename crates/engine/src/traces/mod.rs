@@ -44,7 +44,7 @@ const MAX_RETRIED: usize = 1_000;
 #[derive(Clone, Debug)]
 pub struct TraceConfig {
     pub collector: Collector,
-    /// Share of the traces that begin here and are recorded, from 0 to 1. A caller that sends a trace context decides itself.
+    /// Share of the traces that begin here and are recorded, from 0 to 1. The sampled flag of a caller's trace context takes precedence.
     pub sample_ratio: f64,
 }
 
@@ -157,7 +157,7 @@ impl Tracer {
     pub(crate) async fn run_once(&self, store: &dyn Store, now: Timestamp) -> Round {
         let retried = std::mem::take(&mut *self.retried.lock());
         for run in retried {
-            // A trace without these spans is incomplete, and nothing worse.
+            // If this fails, the trace only lacks these spans.
             if let Ok(attempts) = store.job_attempts(run.id).await {
                 self.exporter.push(run.lost_runs(&attempts));
             }

@@ -89,7 +89,7 @@ impl CloseReason {
     }
 }
 
-/// A job on its way to a worker.
+/// A job that is sent to a worker.
 pub struct Delivery {
     pub job: Arc<InFlightJob>,
     pub lane: Arc<Lane>,

@@ -350,7 +350,7 @@ impl Engine {
         if !self.workers.find(worker.id).is_some_and(|known| Arc::ptr_eq(&known, worker)) {
             return;
         }
-        // Jobs that were not even sent are released immediately.
+        // Jobs that were not sent yet are released immediately.
         for command in worker.drain_commands() {
             if let WorkerCommand::Job(delivery) = command {
                 self.reports.handler.end(worker, &delivery.job, ReportKind::Release, None, now);
@@ -418,13 +418,13 @@ impl Engine {
         let end = WorkerEnd::Left { reason: reason.into() };
         if let Err(error) = self.end_worker(worker, end, reason, now).await {
             // The guardian ends it when its grace period is over.
-            tracing::warn!(worker = worker.key, %error, "worker not deregistered");
+            tracing::warn!(worker = worker.key, %error, "worker not deregistered, its grace period has to end first");
             worker.status.lock().disconnected_at = Some(now);
             self.wakeups.deadline_changed();
         }
     }
 
-    /// Returns how a worker is lost that did not leave, for the store.
+    /// Returns the end of a worker that was lost without deregistering.
     pub(crate) fn lost(&self, reason: &str) -> WorkerEnd {
         WorkerEnd::Lost { reason: reason.to_owned(), delay_ms: ms(self.config.orphan_delay) }
     }

@@ -184,7 +184,7 @@ async fn report_ignored_stops(
     let updates: Vec<RunUpdate> = ignored
         .into_iter()
         .map(|(id, run)| {
-            tracing::warn!(job = %id, worker = worker.key, "handler ignores the request to stop");
+            tracing::warn!(job = %id, worker = worker.key, "handler does not stop, its slot stays occupied");
             RunUpdate::stale(id, run, text.clone(), now)
         })
         .collect();

@@ -14,7 +14,7 @@ use faena_store::{NewMachine, NewTask, TaskInput};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, eventually};
+use crate::fixture::{Fixture, eventually, serve};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -31,7 +31,7 @@ states:
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_receivers_of_an_approval_are_told_with_a_signature_and_again_after_a_failure() {
+async fn the_receivers_of_an_approval_get_signed_webhooks_and_a_failed_one_again() {
     let calls: Arc<Mutex<Vec<(HeaderMap, Bytes)>>> = Arc::default();
     let received = calls.clone();
     let answer = move |headers: HeaderMap, body: Bytes| {
@@ -40,9 +40,7 @@ async fn the_receivers_of_an_approval_are_told_with_a_signature_and_again_after_
         let status = if calls.len() == 1 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK };
         async move { status }
     };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let receiver = format!("http://{}/approvals", listener.local_addr().unwrap());
-    tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
+    let receiver = serve(Router::new().fallback(answer)).await + "/approvals";
     let secrets = vec![SECRET.parse().unwrap()];
     let webhooks = WebhookConfig { base_delay: Duration::from_millis(5), secrets, ..WebhookConfig::default() };
     let allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
@@ -61,9 +59,9 @@ async fn the_receivers_of_an_approval_are_told_with_a_signature_and_again_after_
     store.task_apply(vec![TaskInput { task: id, input }], Timestamp::now()).await.unwrap();
     let entries = eventually("the decision is delivered", async || {
         let found = trace(&**store, "order 7").await.unwrap()?;
-        let told: Vec<TraceEntry> =
+        let webhooks_sent: Vec<TraceEntry> =
             found.timeline.into_iter().filter(|entry| entry.kind == TraceKind::Webhook).collect();
-        (told.iter().filter(|entry| entry.what == "delivered").count() == 2).then_some(told)
+        (webhooks_sent.iter().filter(|entry| entry.what == "delivered").count() == 2).then_some(webhooks_sent)
     })
     .await;
 

@@ -296,8 +296,8 @@ async fn events_of_one_node_are_delivered_on_another() {
 async fn without_notifications_events_of_other_nodes_are_found_by_polling() {
     let (store, position) = open_postgres().await;
     let working = Fixture::over((store, position), EngineConfig::default()).await;
-    let deaf = crate::fixture::without_listening(&working).await;
-    let engine = Engine::start(deaf.clone(), EngineConfig::default()).await.unwrap();
+    let without_listening = crate::fixture::without_listening(&working).await;
+    let engine = Engine::start(without_listening.clone(), EngineConfig::default()).await.unwrap();
     let mut watcher = everything(&engine).await;
     for _ in 0..3 {
         let id = submit(&*working.store, NewJob::new("unserved")).await;
@@ -305,5 +305,5 @@ async fn without_notifications_events_of_other_nodes_are_found_by_polling() {
     }
     engine.stop(Default::default()).await;
     working.stop().await;
-    deaf.close().await;
+    without_listening.close().await;
 }

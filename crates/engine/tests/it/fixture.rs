@@ -23,7 +23,7 @@ pub struct Fixture {
 }
 
 /// Returns a queue in Redis with a prefix of its own, if the tests run again with `FAENA_TEST_QUEUE=redis`.
-fn redis_queue() -> Option<RedisQueueConfig> {
+pub fn redis_queue() -> Option<RedisQueueConfig> {
     (std::env::var("FAENA_TEST_QUEUE").as_deref() == Ok("redis")).then(new_redis_queue)
 }
 
@@ -167,8 +167,13 @@ impl Fixture {
         Fixture::with(EngineConfig::default()).await
     }
 
+    /// Starts on SQLite, or on PostgreSQL if the tests run again with `FAENA_TEST_DATABASE=postgres`.
     pub async fn with(config: EngineConfig) -> Fixture {
-        Fixture::over(open_sqlite().await, config).await
+        let database = match std::env::var("FAENA_TEST_DATABASE").as_deref() {
+            Ok("postgres") => open_postgres().await,
+            _ => open_sqlite().await,
+        };
+        Fixture::over(database, config).await
     }
 
     pub async fn over((store, database): (Arc<dyn Store>, TestDatabase), config: EngineConfig) -> Fixture {
@@ -232,6 +237,19 @@ pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>)
         assert!(began.elapsed() < TIMEOUT, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Starts an HTTP server on loopback and returns its URL.
+pub async fn serve(router: axum::Router) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    url
+}
+
+/// Returns a name that no other test uses on the shared broker.
+pub fn unique(name: &str) -> String {
+    format!("{name}-{}", uuid::Uuid::now_v7().simple())
 }
 
 pub fn job(kind: &str, payload: impl Into<String>) -> NewJob {

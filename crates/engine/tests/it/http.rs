@@ -14,7 +14,7 @@ use faena_engine::EngineConfig;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, count, events, job, once, open_postgres, open_sqlite, result};
+use crate::fixture::{Fixture, count, events, job, once, open_postgres, open_sqlite, result, serve};
 
 /// A server that records its requests and answers according to the path.
 struct Receiver {
@@ -24,11 +24,8 @@ struct Receiver {
 
 impl Receiver {
     async fn start() -> Receiver {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let router = Router::new().fallback(answer).with_state(calls.clone());
-        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let url = serve(Router::new().fallback(answer).with_state(calls.clone())).await;
         Receiver { url, calls }
     }
 

@@ -16,7 +16,7 @@ use faena_store::{NewMachine, NewTask};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, job, once, result};
+use crate::fixture::{Fixture, job, once, result, serve};
 
 const KEY: &str = "sk-very-secret-0123456789";
 
@@ -28,12 +28,9 @@ struct Model {
 
 impl Model {
     async fn start() -> Model {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/v1/", listener.local_addr().unwrap());
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let router = Router::new().fallback(answer).with_state(calls.clone());
-        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Model { url, calls }
+        let url = serve(Router::new().fallback(answer).with_state(calls.clone())).await;
+        Model { url: format!("{url}/v1/"), calls }
     }
 
     fn calls(&self) -> Vec<Value> {
@@ -205,7 +202,7 @@ async fn the_budget_of_a_day_is_never_exceeded() {
     let used = fixture.store.tokens_used(Timestamp::now()).await.unwrap();
     assert_eq!(used, 7, "what the model reports, not what was reserved");
     let job = fixture.ends(chat(&"x".repeat(60)), JobState::Failed).await;
-    assert!(error(&job).starts_with("the budget of 100 tokens per day does not suffice"), "{}", error(&job));
+    assert!(error(&job).starts_with("the budget of 100 tokens per day is too small"), "{}", error(&job));
     assert_eq!((job.retry_count, model.calls().len()), (0, 1), "it was not sent");
     fixture.ends(chat("wrong key"), JobState::Failed).await;
     assert_eq!(fixture.store.tokens_used(Timestamp::now()).await.unwrap(), 7, "a refused call costs nothing");
@@ -254,7 +251,7 @@ async fn a_task_that_has_used_its_tokens_continues_on_its_failure_edge() {
     assert_eq!((task.state().as_str(), &task.data["answers"], model.calls().len()), ("OVER", &json!(3), 3));
     let error = task.data["error"].as_str().unwrap();
     let expected =
-        format!("the budget of 70 tokens of task {id} does not suffice for this call of up to 55: 21 are used; raise");
+        format!("the budget of 70 tokens of task {id} is too small for this call of up to 55: 21 are used; raise");
     assert!(error.starts_with(&expected), "{error}");
     assert_eq!(
         store.tokens_used(Timestamp::now()).await.unwrap(),

@@ -9,6 +9,7 @@ mod event_reader;
 mod failover_redis;
 mod http;
 mod inbox;
+mod inbox_messages;
 mod limits;
 mod llm;
 mod outbox;

@@ -46,7 +46,7 @@ async fn programs_are_not_offered_unless_they_are_allowed() {
     // A job that was submitted later runs, so this one had its turn.
     fixture.ends(job("noop", "{}"), JobState::Completed).await;
     assert_eq!(fixture.job(id).await.status, JobState::Queued);
-    let why = fixture.engine.why(id, Timestamp::now()).await.unwrap().unwrap();
+    let why = fixture.engine.why(&fixture.job(id).await, Timestamp::now()).await.unwrap().unwrap();
     assert_eq!(why.reasons[0].code, "no_worker");
     let message = &why.reasons[0].message;
     assert!(message.contains("workers can run http.request, llm.chat, noop, sleep)"), "{message}");

@@ -47,10 +47,10 @@ async fn releases_jobs(database: (Arc<dyn Store>, TestDatabase)) {
     fixture.wait_for_state(waiting, JobState::Completed).await;
     let job = fixture.wait_for_state(running, JobState::Processing).await;
     assert!(job.run > first && job.retry_count == 0, "{job:?}");
-    let hurry = CancellationToken::new();
-    hurry.cancel();
-    fixture.engine.stop(hurry).await;
-    assert_eq!(fixture.job(running).await.status, JobState::Queued, "a hurried stop releases jobs immediately");
+    let force = CancellationToken::new();
+    force.cancel();
+    fixture.engine.stop(force).await;
+    assert_eq!(fixture.job(running).await.status, JobState::Queued, "a forced stop releases jobs immediately");
 }
 
 #[tokio::test(flavor = "multi_thread")]

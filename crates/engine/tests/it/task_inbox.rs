@@ -1,38 +1,22 @@
 //! Inboxes of task events: messages of a broker reach tasks, each once.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
-use faena_brokers::{
-    BrokerUrl,
-    nats::NatsConsumerOptions,
-    rabbitmq::{Binding, RabbitMqConsumerOptions},
-};
 use faena_domain::{TaskId, Timestamp};
 use faena_engine::{Deliver, Engine, EngineConfig, InboxBroker, InboxConfig, TaskEvents};
 use faena_machine::{Definition, Outcome};
 use faena_store::{InputState, InputView, NewMachine, Store, TaskFilter, TaskView};
 use serde_json::{Value, json};
-use uuid::Uuid;
 
 use crate::{
-    fixture::{Fixture, TestDatabase, eventually, open_postgres, open_sqlite},
+    fixture::{Fixture, eventually, open_postgres, open_sqlite, unique},
+    inbox_messages::{Sent, during_database_outage},
     outbox::support::{Broker, required_variable},
 };
 
-/// A message to publish.
-#[derive(Clone)]
-struct Sent {
-    /// Routing key, or the end of the subject.
-    key: String,
-    id: Option<String>,
-    /// The header `Type`.
-    kind: Option<String>,
-    body: Vec<u8>,
-}
-
 /// Returns a message of the event `kind`, which is its routing key too.
 fn sent(kind: &str, body: &Value) -> Sent {
-    Sent { key: kind.into(), id: None, kind: None, body: body.to_string().into_bytes() }
+    Sent { key: kind.into(), body: body.to_string().into_bytes(), ..Sent::default() }
 }
 
 fn envelope(task: Option<TaskId>, trace: &str, payload: Value) -> Value {
@@ -63,10 +47,6 @@ fn config(broker: InboxBroker, machine: &str, subject_prefix: &str) -> EngineCon
     let rule = TaskEvents { machine: Some(machine.into()), subject_prefix: subject_prefix.into() };
     let inbox = InboxConfig { name: "events".into(), broker, deliver: Deliver::TaskEvents(rule) };
     EngineConfig { inboxes: vec![inbox], ..EngineConfig::default() }
-}
-
-fn unique(name: &str) -> String {
-    format!("{name}-{}", Uuid::now_v7().simple())
 }
 
 fn inbox_view(engine: &Engine) -> InputView {
@@ -111,18 +91,6 @@ async fn outcomes(store: &Arc<dyn Store>, task: TaskId) -> Vec<(String, Outcome)
     history.into_iter().filter(|record| !record.event_id.is_empty()).map(|one| (one.event_id, one.outcome)).collect()
 }
 
-/// Publishes while the database rejects connections, and ends the outage when a message waits for the database.
-async fn during_database_outage(engine: &Engine, database: &TestDatabase, publish: impl AsyncFnOnce()) {
-    database.reject_connections().await;
-    publish().await;
-    eventually("a message waits for the database", async || {
-        (engine.inputs.inboxes[0].waiting.load(Ordering::Relaxed) > 0).then_some(())
-    })
-    .await;
-    eventually("the inbox is down", async || (inbox_view(engine).state == InputState::Down).then_some(())).await;
-    database.accept_connections().await;
-}
-
 /// Messages that can never reach a task, and what the reason for each contains.
 fn invalid(task: TaskId) -> Vec<(Sent, &'static str)> {
     let unknown = TaskId::new();
@@ -141,7 +109,7 @@ fn invalid(task: TaskId) -> Vec<(Sent, &'static str)> {
 }
 
 /// Sends the messages of a whole task, some twice and some in the wrong order, and checks what they did.
-async fn see_a_task_through(fixture: &Fixture, publish: impl AsyncFn(Vec<Sent>)) -> TaskId {
+async fn complete_a_task(fixture: &Fixture, publish: impl AsyncFn(Vec<Sent>)) -> TaskId {
     let (store, engine) = (&fixture.store, &fixture.engine);
     let with_id = Sent { id: Some("another id".into()), ..start("t1") };
     publish(vec![start("t1"), with_id]).await;
@@ -177,55 +145,13 @@ async fn see_a_task_through(fixture: &Fixture, publish: impl AsyncFn(Vec<Sent>))
 }
 
 mod rabbitmq {
-    use lapin::{
-        BasicProperties,
-        options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions},
-        types::{AMQPValue, FieldTable},
-    };
+    use lapin::{options::BasicGetOptions, types::AMQPValue};
 
     use super::*;
-    use crate::outbox::{destination::channel, support::Proxy};
-
-    fn inbox_broker(url: &str, name: &str) -> InboxBroker {
-        let options = RabbitMqConsumerOptions::new(BrokerUrl::parse(url).unwrap(), name);
-        let bindings = vec![Binding { exchange: name.into(), pattern: "#".into() }];
-        InboxBroker::RabbitMq(RabbitMqConsumerOptions { bindings, ..options })
-    }
-
-    async fn publish(url: &str, exchange: &str, messages: Vec<Sent>) {
-        let (_connection, channel) = channel(url).await;
-        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
-        for message in messages {
-            let mut headers = FieldTable::default();
-            if let Some(kind) = message.kind {
-                headers.insert("Type".into(), AMQPValue::LongString(kind.into()));
-            }
-            let mut properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
-            if let Some(id) = message.id {
-                properties = properties.with_message_id(id.into());
-            }
-            let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-            let sent = channel.basic_publish(exchange.into(), message.key.into(), options, &message.body, properties);
-            sent.await.unwrap().await.unwrap();
-        }
-    }
-
-    /// Waits until the inbox consumes from its queue.
-    async fn wait_for_consumer(url: &str, queue: &str) {
-        eventually("the inbox consumes from the queue", async || {
-            let (_connection, channel) = channel(url).await;
-            let passive = QueueDeclareOptions { passive: true, ..Default::default() };
-            let queue = channel.queue_declare(queue.into(), passive, FieldTable::default()).await.ok()?;
-            (queue.consumer_count() > 0).then_some(())
-        })
-        .await;
-    }
-
-    async fn message_count(url: &str, queue: &str) -> u32 {
-        let (_connection, channel) = channel(url).await;
-        let passive = QueueDeclareOptions { passive: true, ..Default::default() };
-        channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap().message_count()
-    }
+    use crate::{
+        inbox_messages::rabbitmq::{inbox_broker, message_count, publish, wait_for_consumer},
+        outbox::{destination::channel, support::Proxy},
+    };
 
     /// Returns the reasons of all messages in a dead-letter queue.
     async fn reasons(url: &str, queue: &str) -> Vec<String> {
@@ -245,7 +171,7 @@ mod rabbitmq {
             let (url, name) = (required_variable("FAENA_TEST_RABBITMQ"), unique("task-events"));
             let fixture = Fixture::over(database, config(inbox_broker(&url, &name), "coding-task", "")).await;
             wait_for_consumer(&url, &name).await;
-            let task = see_a_task_through(&fixture, async |messages| publish(&url, &name, messages).await).await;
+            let task = complete_a_task(&fixture, async |messages| publish(&url, &name, messages).await).await;
             publish(&url, &name, vec![start("t2")]).await;
             let open = wait_for_tasks(&fixture.store, 2).await.into_iter().find(|id| *id != task).unwrap();
             let (invalid, mut expected): (Vec<Sent>, Vec<&str>) = invalid(open).into_iter().unzip();
@@ -344,40 +270,10 @@ states: {NEW: {forever: true, on: {order.placed: PLACED}}, PLACED: {final: true}
 }
 
 mod nats {
-    use async_nats::jetstream::context::PublishErrorKind;
     use futures_util::StreamExt;
 
     use super::*;
-
-    fn inbox_broker(url: &str, name: &str) -> InboxBroker {
-        let url = BrokerUrl::parse(url).unwrap();
-        InboxBroker::Nats(NatsConsumerOptions::new(url, name, format!("{name}.>"), format!("inbox-{name}")))
-    }
-
-    async fn publish(url: &str, name: &str, messages: Vec<Sent>) {
-        let context = async_nats::jetstream::new(async_nats::connect(url).await.unwrap());
-        for message in messages {
-            let mut headers = async_nats::HeaderMap::new();
-            if let Some(kind) = message.kind {
-                headers.insert("Type", kind);
-            }
-            if let Some(id) = message.id {
-                headers.insert("Nats-Msg-Id", id);
-            }
-            let subject = format!("{name}.{}", message.key);
-            // The NATS server reports a stream as existing before it accepts messages, so only an acknowledgement counts.
-            // Without a stream the message is not stored, so it can be sent again.
-            eventually("the stream accepts the message", async || {
-                let published =
-                    context.publish_with_headers(subject.clone(), headers.clone(), message.body.clone().into());
-                match published.await.unwrap().await {
-                    Err(error) if error.kind() == PublishErrorKind::StreamNotFound => None,
-                    answer => Some(answer.unwrap()),
-                }
-            })
-            .await;
-        }
-    }
+    use crate::inbox_messages::nats::{inbox_broker, publish};
 
     /// Returns the reasons of the dead letters, in order.
     async fn reasons(url: &str, name: &str) -> Vec<String> {
@@ -399,7 +295,7 @@ mod nats {
         for database in [open_sqlite().await, open_postgres().await] {
             let (url, name) = (broker.url(), unique("task-events"));
             let fixture = Fixture::over(database, config(inbox_broker(&url, &name), "coding-task", &name)).await;
-            let task = see_a_task_through(&fixture, async |messages| publish(&url, &name, messages).await).await;
+            let task = complete_a_task(&fixture, async |messages| publish(&url, &name, messages).await).await;
             publish(&url, &name, vec![start("t2")]).await;
             let open = wait_for_tasks(&fixture.store, 2).await.into_iter().find(|id| *id != task).unwrap();
             // One after another, so that the dead letters are in this order.

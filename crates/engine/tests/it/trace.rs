@@ -14,7 +14,7 @@ use faena_engine::{EngineConfig, WebhookConfig, event_reader::EventFilter, trace
 use faena_machine::{Definition, Event, Input, create};
 use faena_store::{NewMachine, NewTask, TaskInput};
 
-use crate::fixture::{Fixture, eventually, job, once};
+use crate::fixture::{Fixture, eventually, job, once, serve};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timeline_contains_parents_children_runs_events_and_actions_in_order() {
@@ -159,9 +159,7 @@ async fn every_attempt_of_a_webhook_is_in_the_timeline() {
         let first = calls.fetch_add(1, Ordering::SeqCst) == 0;
         async move { if first { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK } }
     };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
+    let url = serve(Router::new().fallback(answer)).await + "/";
     let webhooks = WebhookConfig { base_delay: Duration::from_millis(5), ..WebhookConfig::default() };
     let allowed_networks = vec!["127.0.0.0/8".parse().unwrap()];
     let fixture = Fixture::with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await;

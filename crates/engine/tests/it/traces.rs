@@ -16,7 +16,7 @@ use faena_engine::{
     traces::{Span, SpanKind, TraceConfig, Tracer},
 };
 
-use crate::fixture::{TestDatabase, open_sqlite};
+use crate::fixture::{TestDatabase, open_sqlite, serve};
 
 /// Answers of a collector, in order: status, `Retry-After`, body. After the last it answers 200.
 type Answers = Arc<Mutex<VecDeque<(u16, Option<&'static str>, Vec<u8>)>>>;
@@ -38,12 +38,10 @@ async fn answer(State((answers, requests)): State<(Answers, Arc<Mutex<usize>>)>)
 
 impl Fixture {
     async fn new(answers: impl IntoIterator<Item = (u16, Option<&'static str>, Vec<u8>)>) -> Fixture {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());
         let answers: Answers = Arc::new(Mutex::new(answers.into_iter().collect()));
         let requests: Arc<Mutex<usize>> = Arc::default();
         let router = Router::new().fallback(answer).with_state((answers, requests.clone()));
-        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let url = serve(router).await + "/v1/traces";
         let (store, database) = open_sqlite().await;
         let config = EngineConfig { traces: Some(TraceConfig::new(url.parse().unwrap())), ..EngineConfig::default() };
         let start = Timestamp::now();

@@ -51,7 +51,7 @@ async fn why(fixture: &Fixture, id: JobId) -> Explanation {
 }
 
 async fn why_at(fixture: &Fixture, id: JobId, now: Timestamp) -> Explanation {
-    fixture.engine.why(id, now).await.unwrap().unwrap()
+    fixture.engine.why(&fixture.job(id).await, now).await.unwrap().unwrap()
 }
 
 fn codes(why: &Explanation) -> Vec<&str> {
@@ -61,12 +61,6 @@ fn codes(why: &Explanation) -> Vec<&str> {
 /// Returns the reason with this code.
 fn reason<'a>(why: &'a Explanation, code: &str) -> &'a Reason {
     why.reasons.iter().find(|reason| reason.code == code).unwrap_or_else(|| panic!("no {code} in {why:#?}"))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_job_has_no_reasons() {
-    let fixture = Fixture::new().await;
-    assert_eq!(fixture.engine.why(JobId::new(), Timestamp::now()).await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

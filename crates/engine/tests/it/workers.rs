@@ -266,7 +266,7 @@ async fn a_cancelled_job_ends_when_its_worker_stops_or_after_ten_seconds() {
 
     let stubborn = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
     let answer = fixture.engine.cancel(stubborn.id(), "cancelled by request", "test", Timestamp::now()).await.unwrap();
-    assert_eq!(answer, CancelResult::Asked { state: JobState::Processing });
+    assert_eq!(answer, CancelResult::Requested { state: JobState::Processing });
     for _ in 0..2 {
         let to_stop: Vec<_> = worker.jobs_to_stop().into_iter().map(|(id, run, _)| (id, run)).collect();
         assert_eq!(to_stop, [(stubborn.id(), stubborn.run())], "a polling worker receives it with each call");
@@ -305,7 +305,7 @@ async fn the_id_of_a_built_in_worker_is_rejected() {
     let fixture = Fixture::new().await;
     let name = fixture.engine.worker_id().to_string();
     let rejected = fixture.engine.register_worker(registration(&name), Transport::Http, Timestamp::now()).await;
-    assert!(matches!(rejected, Err(EngineError::InvalidRegistration(faults)) if faults[0].path == "workerId"));
+    assert!(matches!(rejected, Err(EngineError::InvalidRegistration(errors)) if errors[0].path == "workerId"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

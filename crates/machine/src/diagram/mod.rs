@@ -25,7 +25,7 @@ enum EdgeKind {
 }
 
 impl Definition {
-    /// Returns every arrow, those with the same ends as one.
+    /// Returns every arrow. Arrows between the same two states are merged.
     fn edges(&self) -> Vec<Edge> {
         let mut edges: Vec<Edge> = Vec::new();
         let mut add = |from, to, label: String, kind| match edges

@@ -87,7 +87,7 @@ fn check_frames(layout: &Layout, definition: &Definition, labels: &[(String, Are
         }
         for (label, place) in labels {
             let is_apart = !meet(area(frame), *place) || contains(area(frame), *place);
-            assert!(is_apart, "{}: \"{label}\" stands on the border of {name}", definition.machine);
+            assert!(is_apart, "{}: \"{label}\" overlaps the border of {name}", definition.machine);
         }
     }
 }

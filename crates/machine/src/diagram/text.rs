@@ -31,7 +31,7 @@ fn width_of(character: char) -> f64 {
     }
 }
 
-/// Breaks a label into lines: at its commas and blanks, after dots and underscores, and anywhere if a word is too long.
+/// Breaks a label into lines: at its commas and spaces, after dots and underscores, and anywhere if a word is too long.
 pub(super) fn wrap(label: &str, longest: f64) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in label.split_inclusive([' ', '.', '_', '-', ',']) {

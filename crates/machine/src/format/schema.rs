@@ -86,7 +86,7 @@ fn part(name: &str) -> Value {
 
 /// Returns the parts that are not maps with known keys.
 fn values() -> Map<String, Value> {
-    // Anything but blanks and the signs that no name has: editors do not agree about classes of letters.
+    // Anything but spaces and the characters that no name has: editors do not agree about classes of letters.
     let name = "^[^\\s!-,/:-@\\[-^`{-~]+$";
     let name_without_dot = "^[^\\s!-,./:-@\\[-^`{-~]+$";
     let text = |pattern: &str, about: &str| json!({"type": "string", "pattern": pattern, "description": about});

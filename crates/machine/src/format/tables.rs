@@ -79,7 +79,7 @@ pub(crate) const LIMITS: Object = Object {
         optional(
             "running",
             Part("runningTasks"),
-            "Tasks of the machine that run concurrently; further ones are queued. That of the newest version counts, for all versions together.",
+            "Tasks of the machine that run concurrently; further ones are queued. The limit of the newest version applies to all versions together.",
         ),
     ],
     rule: Rule::None,
@@ -231,7 +231,11 @@ pub(crate) const APPROVAL: Object = Object {
         optional("groups", List("groupName"), "Groups that may decide. Default: everyone who may write."),
         optional("remind", List("duration"), "Times after the request at which a reminder is published."),
         optional("escalate", Part("escalation"), "When other groups may decide as well."),
-        optional("expires", Part("expiry"), "When the request ends without a decision. That never means yes."),
+        optional(
+            "expires",
+            Part("expiry"),
+            "When the request ends without a decision. An expired request is never an approval.",
+        ),
         optional(
             "webhook",
             List("receiver"),

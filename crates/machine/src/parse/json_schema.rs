@@ -1,7 +1,7 @@
 //! Reads the JSON Schemas of a definition.
 //!
-//! The author of a machine is not trusted with the time of the server: a schema refers only to itself and not in a circle, and
-//! what its references expand to is bounded, as are its patterns. So a payload is checked in bounded time.
+//! A machine must not be able to occupy the server: a schema refers only to itself and not in cycles, and the size of its expanded
+//! references and of its patterns is limited. So a payload is checked in bounded time.
 
 use std::collections::HashMap;
 
@@ -42,7 +42,7 @@ pub(super) fn read(findings: &mut Findings, node: &Node, path: &str) -> Option<S
     match built {
         Ok(validator) => Some(Schema { source, validator }),
         Err(message) => {
-            findings.add(node.place, path, message);
+            findings.add(node.position, path, message);
             None
         }
     }
@@ -109,11 +109,11 @@ impl<'a> Walk<'a> {
         let Some(target) = target.and_then(|pointer| self.root.pointer(pointer)) else {
             let reference = reference.escape_debug();
             return Err(format!(
-                "\"$ref\" must lead to a part of the same schema, as in #/$defs/name; \"{reference}\" does not"
+                "\"$ref\" must refer to a part of the same schema, as in #/$defs/name; \"{reference}\" does not"
             ));
         };
         if self.open.contains(&reference) {
-            return Err(format!("\"$ref\" must not lead in a circle; \"{}\" does", reference.escape_debug()));
+            return Err(format!("\"$ref\" must not be circular; \"{}\" does", reference.escape_debug()));
         }
         self.open.push(reference);
         let parts = self.parts(target, true)?;

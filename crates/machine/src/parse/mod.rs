@@ -16,7 +16,7 @@ use crate::{
     check::{Gaps, check},
     definition::{Action, Counter, Definition, EventType, Limits, MAX_RUNNING, StateIndex, Unexpected},
     format,
-    node::{Node, NodeValue, Place},
+    node::{Node, NodeValue, Position},
 };
 
 /// Findings of one definition. A text that is not a definition can have thousands.
@@ -26,7 +26,7 @@ const MAX_FINDINGS: usize = 100;
 const MAX_EVENTS: usize = 500;
 
 impl Definition {
-    /// Reads and checks a definition. Returns every fault, in the order of the text.
+    /// Reads and checks a definition. Returns every error, in the order of the text.
     ///
     /// The time and the memory are bounded, whatever the text is.
     pub fn parse(text: &str) -> Result<Definition, Vec<Finding>> {
@@ -46,7 +46,7 @@ impl Definition {
 
 /// Returns what is missing in a definition because it could not be read.
 fn gaps(definition: &Definition, findings: &Findings) -> Gaps {
-    let has_fault = |index: StateIndex| {
+    let has_error = |index: StateIndex| {
         let outermost = definition.ancestors(index).last().unwrap_or(index);
         let path = join("states", &definition.states[outermost].name);
         let inside = |finding: &Finding| {
@@ -57,28 +57,28 @@ fn gaps(definition: &Definition, findings: &Findings) -> Gaps {
     Gaps {
         any: !findings.found.is_empty(),
         targets: findings.has_unknown_target,
-        states: (0..definition.states.len()).filter(|index| has_fault(*index)).collect(),
+        states: (0..definition.states.len()).filter(|index| has_error(*index)).collect(),
     }
 }
 
 fn in_order(mut found: Vec<Finding>) -> Vec<Finding> {
-    found.sort_by_key(|finding| finding.place);
+    found.sort_by_key(|finding| finding.position);
     found.dedup();
     if found.len() > MAX_FINDINGS {
         let more = found.len() - MAX_FINDINGS;
         found.truncate(MAX_FINDINGS);
-        let place = found.last().map(|finding| finding.place).unwrap_or_default();
-        found.push(Finding::new(place, "", format!("and {more} more faults")));
+        let position = found.last().map(|finding| finding.position).unwrap_or_default();
+        found.push(Finding::new(position, "", format!("and {more} more errors")));
     }
     found
 }
 
-/// Reads what can be read. What has a fault is left out, or is there without its value.
+/// Reads what can be read. Parts with errors are left out, or kept without their value.
 fn read(node: &Node, findings: &mut Findings) -> Option<Definition> {
     let fields = findings.fields(node, "", &format::DEFINITION);
     let machine = fields.read("machine", |node, path| {
         let text = findings.text(node, path)?;
-        findings.name(&text, node.place, path)
+        findings.name(&text, node.position, path)
     });
     let version = fields.read("version", |node, path| findings.whole_number(node, path, 1));
     let names = match fields.get("states") {
@@ -93,7 +93,7 @@ fn read(node: &Node, findings: &mut Findings) -> Option<Definition> {
         input: fields.read("input", |node, path| json_schema::read(findings, node, path)),
         start: fields.read("start", |node, path| {
             let event = findings.text(node, path)?;
-            findings.mention(&event, node.place, path);
+            findings.mention(&event, node.position, path);
             Some(event)
         }),
         cancel: names.target(findings, &fields, "cancel"),
@@ -121,23 +121,23 @@ fn check_final_limit(findings: &mut Findings, fields: &Fields<'_>, definition: &
         && let Some((node, path)) = fields.get("limits")
     {
         let name = &definition.states[to].name;
-        findings.add(node.place, &join(&path, "to"), format!("must be a final state, and \"{name}\" is not"));
+        findings.add(node.position, &join(&path, "to"), format!("must be a final state, and \"{name}\" is not"));
     }
 }
 
 /// Every event that the states mention is declared, or comes from Faena.
 fn check_events(findings: &mut Findings, definition: &Definition) {
     let own = own_events(definition);
-    let has_faults = !findings.found.is_empty();
+    let has_errors = !findings.found.is_empty();
     for mention in std::mem::take(&mut findings.mentioned) {
-        let Mention { event, is_handled, place, path } = mention;
-        let is_own = is_handled && (own.contains(&event) || (has_faults && is_reserved(&event)));
+        let Mention { event, is_handled, position, path } = mention;
+        let is_own = is_handled && (own.contains(&event) || (has_errors && is_reserved(&event)));
         if !is_own && !definition.events.contains_key(&event) {
             let message = match is_reserved(&event) {
                 false => format!("\"{}\" is not declared under \"events\"", event.escape_debug()),
                 true => format!("\"{}\" is not an event of Faena in this machine", event.escape_debug()),
             };
-            findings.add(place, &path, message);
+            findings.add(position, &path, message);
         }
     }
 }
@@ -166,7 +166,7 @@ pub(in crate::parse) struct Names<'a>(Vec<NamedState<'a>>);
 
 pub(in crate::parse) struct NamedState<'a> {
     name: String,
-    place: Place,
+    position: Position,
     path: String,
     parent: Option<StateIndex>,
     node: &'a Node,
@@ -180,7 +180,7 @@ impl Names<'_> {
         let index = self.0.iter().position(|state| state.name == last);
         if index.is_none() {
             findings.has_unknown_target = true;
-            findings.add(node.place, path, format!("there is no state \"{}\"", name.escape_debug()));
+            findings.add(node.position, path, format!("there is no state \"{}\"", name.escape_debug()));
         }
         index
     }
@@ -216,7 +216,7 @@ fn limits(findings: &mut Findings, fields: &Fields<'_>, names: &Names<'_>) -> Li
         limits.running = fields.read("running", |node, path| {
             let count: u32 = findings.whole_number(node, path, 1)?;
             if count > MAX_RUNNING {
-                findings.add(node.place, path, format!("must be at most {MAX_RUNNING}"));
+                findings.add(node.position, path, format!("must be at most {MAX_RUNNING}"));
             }
             Some(count)
         });
@@ -228,15 +228,15 @@ fn events(findings: &mut Findings, node: &Node, path: &str) -> BTreeMap<String, 
     let mut events = BTreeMap::new();
     let entries = findings.entries(node, path);
     if entries.len() > MAX_EVENTS {
-        findings.add(node.place, path, format!("a machine may have at most {MAX_EVENTS} events"));
+        findings.add(node.position, path, format!("a machine may have at most {MAX_EVENTS} events"));
     }
     for entry in entries.iter().take(MAX_EVENTS) {
         let path = join(path, &entry.key);
         let name = entry.key.clone();
-        findings.name(&name, entry.place, &path);
+        findings.name(&name, entry.position, &path);
         if is_reserved(&name) {
             let message = format!("the prefixes {} are those of Faena's own events", RESERVED.join(", "));
-            findings.add(entry.place, &path, message);
+            findings.add(entry.position, &path, message);
         }
         let fields = findings.fields(&entry.value, &path, &format::EVENT);
         let event = EventType {
@@ -258,7 +258,7 @@ fn counters(findings: &mut Findings, names: &Names<'_>, node: &Node, path: &str)
     let mut counters = BTreeMap::new();
     for entry in findings.entries(node, path) {
         let path = join(path, &entry.key);
-        findings.name(&entry.key, entry.place, &path);
+        findings.name(&entry.key, entry.position, &path);
         let (max, exceeded) = if matches!(entry.value.value, NodeValue::Map(_)) {
             let fields = findings.fields(&entry.value, &path, &format::COUNTER);
             let max = fields.read("max", |node, path| findings.whole_number(node, path, 1));
@@ -266,7 +266,7 @@ fn counters(findings: &mut Findings, names: &Names<'_>, node: &Node, path: &str)
         } else {
             (findings.whole_number(&entry.value, &path, 1), None)
         };
-        counters.insert(entry.key.clone(), Counter { place: entry.place, max: max.unwrap_or(1), exceeded });
+        counters.insert(entry.key.clone(), Counter { position: entry.position, max: max.unwrap_or(1), exceeded });
     }
     counters
 }
@@ -277,7 +277,7 @@ pub(in crate::parse) fn policy(findings: &mut Findings, node: &Node, path: &str)
         "ignore" => Some(Unexpected::Ignore),
         "reject" => Some(Unexpected::Reject),
         _ => {
-            findings.add(node.place, path, "must be defer, ignore or reject");
+            findings.add(node.position, path, "must be defer, ignore or reject");
             None
         }
     }
@@ -288,7 +288,7 @@ fn hash(source: &Value) -> String {
     Sha256::digest(canonical(source).as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes JSON without blanks and with sorted keys.
+/// Writes JSON without spaces and with sorted keys.
 pub(crate) fn canonical(value: &Value) -> String {
     match value {
         Value::Array(items) => {

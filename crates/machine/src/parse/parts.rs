@@ -31,7 +31,7 @@ fn action(findings: &mut Findings, node: &Node, path: &str) -> Vec<Action> {
     let fields = findings.fields(node, path, &format::ACTION);
     let actions = actions_of(findings, &fields);
     if actions.is_empty() {
-        findings.add(node.place, path, "an action needs one of set, emit, job or llm");
+        findings.add(node.position, path, "an action needs one of set, emit, job or llm");
     }
     actions
 }
@@ -43,7 +43,7 @@ pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Ac
         let entries = findings.entries(node, &path).iter();
         let mut values: Vec<_> = entries
             .map(|entry| {
-                // A key whose value has a fault still counts as set, so that its uses are not reported as well.
+                // A key whose value has an error still counts as set, so that its uses are not reported as well.
                 let template = findings.template(&entry.value, &join(&path, &entry.key));
                 (entry.key.clone(), template.unwrap_or(Template::Constant(Value::Null)))
             })
@@ -55,14 +55,14 @@ pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Ac
     let written: Vec<&str> = ["emit", "job", "llm"].into_iter().filter(|key| fields.get(key).is_some()).collect();
     if written.len() > 1 {
         let message = format!("{} are separate actions: write them as a list under \"do\"", written.join(" and "));
-        findings.add(fields.place, &fields.path, message);
+        findings.add(fields.position, &fields.path, message);
     }
     let data = fields.read("data", |node, path| findings.template(node, path)).unwrap_or(Template::Map(Vec::new()));
     match written.first() {
         Some(&"emit") => {
             let event = fields.read("emit", |node, path| {
                 let event = findings.text(node, path)?;
-                findings.mention(&event, node.place, path);
+                findings.mention(&event, node.position, path);
                 Some(event)
             });
             actions.extend(event.map(|event| Action::Emit { event, data }));
@@ -94,7 +94,7 @@ fn misplaced(findings: &mut Findings, fields: &Fields<'_>, written: &[&str]) {
         if let Some((node, path)) = fields.get(key)
             && !owners.iter().any(|owner| written.contains(owner))
         {
-            findings.add(node.place, &path, message);
+            findings.add(node.position, &path, message);
         }
     }
 }
@@ -102,14 +102,14 @@ fn misplaced(findings: &mut Findings, fields: &Fields<'_>, written: &[&str]) {
 /// Reads the name under which the end of a job arrives. It is one part of an event's name, so it has no dot.
 fn job_name(findings: &mut Findings, fields: &Fields<'_>, key: &str) -> Option<String> {
     let Some((node, path)) = fields.get(key) else {
-        findings.add(fields.place, &fields.path, "a job needs a \"name\": its end arrives as job.NAME.completed");
+        findings.add(fields.position, &fields.path, "a job needs a \"name\": its end arrives as job.NAME.completed");
         return None;
     };
     let name = findings.text(node, &path)?;
     if name.contains('.') {
-        findings.add(node.place, &path, "the name of a job must not contain a dot");
+        findings.add(node.position, &path, "the name of a job must not contain a dot");
     }
-    findings.name(&name, node.place, &path)
+    findings.name(&name, node.position, &path)
 }
 
 fn job_action(
@@ -122,7 +122,7 @@ fn job_action(
     let options = fields.read("options", |node, path| match node.to_json() {
         Value::Object(options) => Some(options),
         _ => {
-            findings.add(node.place, path, "must be a map of a job's fields, such as queue or timeoutMs");
+            findings.add(node.position, path, "must be a map of a job's fields, such as queue or timeoutMs");
             None
         }
     });
@@ -130,7 +130,7 @@ fn job_action(
     for error in job::check(&job_type, &options) {
         let path =
             if error.path == "type" { fields.path.clone() } else { join(&join(&fields.path, "options"), &error.path) };
-        findings.add(fields.place, &path, error.message);
+        findings.add(fields.position, &path, error.message);
     }
     Action::Job(JobAction { name, job_type, payload, options })
 }
@@ -141,7 +141,7 @@ pub(super) fn deadline(names: &Names<'_>, findings: &mut Findings, fields: &Fiel
     let mut duration = |key| fields.read(key, |node, path| findings.duration(node, path));
     let (silence_ms, no_progress_ms, total_ms) = (duration("silence"), duration("no_progress"), duration("total"));
     if ["silence", "no_progress", "total"].iter().all(|key| fields.get(key).is_none()) {
-        findings.add(node.place, &path, "a deadline needs silence, no_progress or total");
+        findings.add(node.position, &path, "a deadline needs silence, no_progress or total");
     }
     let to = names.target(findings, &fields, "to")?;
     Some(Deadline { silence_ms, no_progress_ms, total_ms, to })
@@ -154,10 +154,10 @@ pub(super) fn poll(findings: &mut Findings, fields: &Fields<'_>) -> Option<Poll>
     let every_ms = fields.read("every", |node, path| findings.period(node, path));
     let event = fields.read("emit", |node, path| {
         let event = findings.text(node, path)?;
-        findings.mention(&event, node.place, path);
+        findings.mention(&event, node.position, path);
         Some(event)
     });
-    Some(Poll { place: node.place, every_ms: every_ms?, event: event?, data })
+    Some(Poll { position: node.position, every_ms: every_ms?, event: event?, data })
 }
 
 pub(super) fn timers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<TimerRule> {
@@ -166,30 +166,30 @@ pub(super) fn timers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<TimerR
     for entry in findings.entries(node, &path) {
         let path = join(&path, &entry.key);
         let name = entry.key.clone();
-        findings.name(&name, entry.place, &path);
+        findings.name(&name, entry.position, &path);
         let fields = findings.fields(&entry.value, &path, &format::TIMER);
         if fields.get("after").is_some() == fields.get("every").is_some() {
-            findings.add(entry.place, &path, "a timer needs either \"after\" or \"every\"");
+            findings.add(entry.position, &path, "a timer needs either \"after\" or \"every\"");
         }
         let after = fields.read("after", |node, path| findings.duration(node, path));
         let every = fields.read("every", |node, path| findings.period(node, path));
-        // A timer with a fault still exists, so that its event is not reported as well.
+        // A timer with an error still exists, so that its event is not reported as well.
         timers.push(TimerRule { name, after_ms: after.or(every).unwrap_or(i64::MAX), repeats: every.is_some() });
     }
     if timers.len() > MAX_TIMERS {
-        findings.add(node.place, &path, format!("a state may have at most {MAX_TIMERS} timers"));
+        findings.add(node.position, &path, format!("a state may have at most {MAX_TIMERS} timers"));
     }
     timers
 }
 
 pub(super) fn approval(names: &Names<'_>, findings: &mut Findings, fields: &Fields<'_>) -> Option<ApprovalRule> {
     let (node, path) = fields.get("approval")?;
-    let place = node.place;
+    let position = node.position;
     let fields = findings.fields(node, &path, &format::APPROVAL);
     let remind_ms = fields.get("remind").map(|(node, path)| {
         let items = findings.items(node);
         if items.len() > MAX_TIMERS {
-            findings.add(node.place, &path, format!("there may be at most {MAX_TIMERS} reminders"));
+            findings.add(node.position, &path, format!("there may be at most {MAX_TIMERS} reminders"));
         }
         items.iter().filter_map(|item| findings.duration(item, &path)).collect()
     });
@@ -198,7 +198,7 @@ pub(super) fn approval(names: &Names<'_>, findings: &mut Findings, fields: &Fiel
         let groups = texts(findings, &fields, "groups");
         let after_ms = fields.read("after", |node, path| findings.duration(node, path));
         if groups.is_empty() && fields.get("groups").is_some() {
-            findings.add(node.place, &join(&path, "groups"), "needs at least one group");
+            findings.add(node.position, &join(&path, "groups"), "needs at least one group");
         }
         Some(Escalation { after_ms: after_ms?, groups })
     });
@@ -209,7 +209,7 @@ pub(super) fn approval(names: &Names<'_>, findings: &mut Findings, fields: &Fiel
         Some(Expiry { after_ms: after_ms?, to: to? })
     });
     Some(ApprovalRule {
-        place,
+        position,
         subject: fields.read("subject", |node, path| findings.template(node, path))?,
         quorum: fields.read("quorum", |node, path| findings.whole_number(node, path, 1)).unwrap_or(1),
         allow_creator: fields.read("self", |node, path| findings.flag(node, path)).unwrap_or_default(),
@@ -226,7 +226,7 @@ fn receivers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Template> {
     let Some((node, path)) = fields.get("webhook") else { return Vec::new() };
     let items = findings.items(node);
     if items.len() > MAX_RECEIVERS {
-        findings.add(node.place, &path, format!("there may be at most {MAX_RECEIVERS} receivers"));
+        findings.add(node.position, &path, format!("there may be at most {MAX_RECEIVERS} receivers"));
     }
     let mut receivers = Vec::new();
     for item in items {
@@ -234,7 +234,7 @@ fn receivers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Template> {
         if text.starts_with("http://") || text.starts_with("https://") {
             match check_url_form(&text) {
                 Ok(()) => receivers.push(Template::Constant(Value::String(text))),
-                Err(error) => findings.add(item.place, &path, error),
+                Err(error) => findings.add(item.position, &path, error),
             }
         } else {
             receivers.extend(findings.expression(item, &path).map(Template::Expression));

@@ -3,7 +3,7 @@
 use crate::{
     Expression, Finding, Template,
     format::Object,
-    node::{Entry, Node, NodeValue, Place},
+    node::{Entry, Node, NodeValue, Position},
 };
 
 /// Collects findings while a definition is read, so that all of them are reported at once.
@@ -23,7 +23,7 @@ pub(super) struct Mention {
     pub event: String,
     /// Whether Faena's own events, such as `timer.NAME`, are allowed too.
     pub is_handled: bool,
-    pub place: Place,
+    pub position: Position,
     pub path: String,
 }
 
@@ -31,18 +31,18 @@ pub(super) struct Mention {
 const MIN_PERIOD_MS: i64 = 1_000;
 
 impl Findings {
-    pub fn add(&mut self, place: Place, path: &str, message: impl Into<String>) {
-        self.found.push(Finding::new(place, path, message));
+    pub fn add(&mut self, position: Position, path: &str, message: impl Into<String>) {
+        self.found.push(Finding::new(position, path, message));
     }
 
     /// Notes that a state publishes an event or has a policy for it.
-    pub fn mention(&mut self, event: &str, place: Place, path: &str) {
+    pub fn mention(&mut self, event: &str, position: Position, path: &str) {
         let (event, path) = (event.to_owned(), path.to_owned());
-        self.mentioned.push(Mention { event, is_handled: false, place, path });
+        self.mentioned.push(Mention { event, is_handled: false, position, path });
     }
 
     fn expected(&mut self, node: &Node, path: &str, expected: &str) {
-        self.add(node.place, path, format!("must be {expected}, is {}", node.kind()));
+        self.add(node.position, path, format!("must be {expected}, is {}", node.kind()));
     }
 
     /// Opens a map whose keys are known.
@@ -52,14 +52,14 @@ impl Findings {
         for entry in entries {
             if !known.has(&entry.key) {
                 let message = format!("unknown key \"{}\"; known are {}", entry.key.escape_debug(), known.names());
-                self.add(entry.place, path, message);
+                self.add(entry.position, path, message);
             }
         }
-        let fields = Fields { place: node.place, path: path.to_owned(), entries };
-        // What is not a map has no keys: that is one fault, not one for each.
+        let fields = Fields { position: node.position, path: path.to_owned(), entries };
+        // What is not a map has no keys: that is one error, not one for each.
         let is_map = self.found.len() == before || matches!(node.value, NodeValue::Map(_));
         for key in known.keys.iter().filter(|key| is_map && key.is_required && fields.get(key.name).is_none()) {
-            self.add(node.place, path, format!("\"{}\" is missing: {}", key.name, key.hint()));
+            self.add(node.position, path, format!("\"{}\" is missing: {}", key.name, key.hint()));
         }
         fields
     }
@@ -96,11 +96,11 @@ impl Findings {
     }
 
     /// Reads a name: letters, digits, `_`, `-` and `.`, at most 100 characters.
-    pub fn name(&mut self, text: &str, place: Place, path: &str) -> Option<String> {
+    pub fn name(&mut self, text: &str, position: Position, path: &str) -> Option<String> {
         let valid = |character: char| character.is_alphanumeric() || matches!(character, '_' | '-' | '.');
         if text.is_empty() || text.chars().count() > 100 || !text.chars().all(valid) {
             let message = format!("\"{}\" is not a name: use 1 to 100 letters, digits, _, - or .", text.escape_debug());
-            self.add(place, path, message);
+            self.add(position, path, message);
             return None;
         }
         Some(text.to_owned())
@@ -136,7 +136,7 @@ impl Findings {
         };
         let ms = duration.and_then(|duration| i64::try_from(duration.as_millis()).ok()).filter(|ms| *ms > 0);
         if ms.is_none() {
-            self.add(node.place, path, "must be a duration like 90s, 5m, 1h30m or 7d");
+            self.add(node.position, path, "must be a duration like 90s, 5m, 1h30m or 7d");
         }
         ms
     }
@@ -145,7 +145,7 @@ impl Findings {
     pub fn period(&mut self, node: &Node, path: &str) -> Option<i64> {
         let ms = self.duration(node, path)?;
         if ms < MIN_PERIOD_MS {
-            self.add(node.place, path, "must be at least 1s");
+            self.add(node.position, path, "must be at least 1s");
             return None;
         }
         Some(ms)
@@ -169,7 +169,7 @@ impl Findings {
         };
         let size = size.filter(|size| (1..=16 << 20).contains(size));
         if size.is_none() {
-            self.add(node.place, path, "must be a size like 64KiB or 2MiB, at most 16MiB");
+            self.add(node.position, path, "must be a size like 64KiB or 2MiB, at most 16MiB");
         }
         size.and_then(|size| usize::try_from(size).ok())
     }
@@ -184,8 +184,8 @@ impl Findings {
             }
         };
         Expression::compile(&source)
-            .map(|expression| expression.at(node.place))
-            .map_err(|error| self.add(node.place, path, error))
+            .map(|expression| expression.at(node.position))
+            .map_err(|error| self.add(node.position, path, error))
             .ok()
     }
 
@@ -211,7 +211,7 @@ impl Findings {
 
 /// The entries of a map with known keys.
 pub(super) struct Fields<'a> {
-    pub place: Place,
+    pub position: Position,
     pub path: String,
     entries: &'a [Entry],
 }

@@ -22,10 +22,10 @@ pub(super) fn collect<'a>(findings: &mut Findings, node: &'a Node, path: &str) -
     let mut names = Names::default();
     collect_into(&mut names, findings, node, path, None);
     if names.0.is_empty() {
-        findings.add(node.place, path, "a machine needs at least one state");
+        findings.add(node.position, path, "a machine needs at least one state");
     }
     if names.0.len() > MAX_STATES {
-        findings.add(node.place, path, format!("a machine may have at most {MAX_STATES} states"));
+        findings.add(node.position, path, format!("a machine may have at most {MAX_STATES} states"));
         return None;
     }
     Some(names)
@@ -44,20 +44,20 @@ fn collect_into<'a>(
         }
         let path = join(path, &entry.key);
         if entry.key.contains('.') {
-            findings.add(entry.place, &path, "the name of a state must not contain a dot");
+            findings.add(entry.position, &path, "the name of a state must not contain a dot");
         }
         // A state with an invalid name still exists, so that its uses are not reported as well.
         let name = entry.key.clone();
-        findings.name(&name, entry.place, &path);
+        findings.name(&name, entry.position, &path);
         if names.0.iter().any(|state| state.name == name) {
             findings.add(
-                entry.place,
+                entry.position,
                 &path,
                 format!("there is another state \"{name}\"; names are unique in a machine"),
             );
         }
         let index = names.0.len();
-        names.0.push(NamedState { name, place: entry.place, path: path.clone(), parent, node: &entry.value });
+        names.0.push(NamedState { name, position: entry.position, path: path.clone(), parent, node: &entry.value });
         if let NodeValue::Map(fields) = &entry.value.value
             && let Some(inner) = fields.iter().find(|field| field.key == "states")
         {
@@ -73,12 +73,12 @@ impl Names<'_> {
     }
 
     fn state(&self, findings: &mut Findings, index: StateIndex) -> State {
-        let NamedState { name, place, path, parent, node } = &self.0[index];
+        let NamedState { name, position, path, parent, node } = &self.0[index];
         let fields = findings.fields(node, path, &format::STATE);
         let (unexpected, unexpected_events) = self.unexpected(findings, &fields);
         let mut state = State {
             name: name.clone(),
-            place: *place,
+            position: *position,
             title: fields.read("title", |node, path| findings.text(node, path)),
             description: fields.read("description", |node, path| findings.text(node, path)),
             parent: *parent,
@@ -105,10 +105,10 @@ impl Names<'_> {
         let path = &self.0[index].path;
         match state.initial {
             None if has_inner => {
-                findings.add(state.place, path, "\"initial\" is missing: say which inner state comes first")
+                findings.add(state.position, path, "\"initial\" is missing: say which inner state comes first")
             }
             Some(initial) if self.0[initial].parent != Some(index) => {
-                findings.add(state.place, path, "\"initial\" must be a state directly inside this one");
+                findings.add(state.position, path, "\"initial\" must be a state directly inside this one");
                 state.initial = None;
             }
             _ => {}
@@ -122,10 +122,10 @@ impl Names<'_> {
             let path = join(&path, &entry.key);
             let items = findings.items(&entry.value);
             if items.is_empty() {
-                findings.add(entry.place, &path, "needs at least one transition");
+                findings.add(entry.position, &path, "needs at least one transition");
             }
             let event = entry.key.clone();
-            findings.mentioned.push(Mention { event, is_handled: true, place: entry.place, path: path.clone() });
+            findings.mentioned.push(Mention { event, is_handled: true, position: entry.position, path: path.clone() });
             on.push((entry.key.clone(), items.iter().map(|item| self.transition(findings, item, &path)).collect()));
         }
         on
@@ -134,11 +134,15 @@ impl Names<'_> {
     /// Reads a transition: a map, or only the name of a state.
     fn transition(&self, findings: &mut Findings, node: &Node, path: &str) -> Transition {
         if matches!(node.value, NodeValue::Text(_)) {
-            return Transition { place: node.place, to: self.index(findings, node, path), ..Transition::default() };
+            return Transition {
+                position: node.position,
+                to: self.index(findings, node, path),
+                ..Transition::default()
+            };
         }
         let fields = findings.fields(node, path, &format::TRANSITION);
         if let Some((node, path)) = fields.get("exceeded").filter(|_| fields.get("loop").is_none()) {
-            findings.add(node.place, &path, "belongs to loop, and there is none here");
+            findings.add(node.position, &path, "belongs to loop, and there is none here");
         }
         let mut actions = parts::actions_of(findings, &fields);
         actions.extend(parts::action_list(findings, &fields, "do"));
@@ -147,7 +151,7 @@ impl Names<'_> {
             items.iter().filter_map(|item| findings.text(item, &path)).collect()
         });
         Transition {
-            place: node.place,
+            position: node.position,
             guard: fields.read("if", |node, path| findings.expression(node, path)),
             to: self.target(findings, &fields, "to"),
             counter: fields.read("loop", |node, path| findings.text(node, path)),
@@ -170,7 +174,7 @@ impl Names<'_> {
         }
         let entries = findings.entries(node, &path).iter();
         let read = entries.filter_map(|entry| {
-            findings.mention(&entry.key, entry.place, &join(&path, &entry.key));
+            findings.mention(&entry.key, entry.position, &join(&path, &entry.key));
             let policy = policy(findings, &entry.value, &join(&path, &entry.key))?;
             Some((entry.key.clone(), policy))
         });
@@ -186,12 +190,12 @@ fn ending(findings: &mut Findings, fields: &Fields<'_>) -> Option<Ending> {
         "failure" => Some(Ending::Failure),
         "cancelled" => Some(Ending::Cancelled),
         _ => {
-            findings.add(node.place, path, "must be success, failure or cancelled");
+            findings.add(node.position, path, "must be success, failure or cancelled");
             None
         }
     });
     if let (false, Some((node, path))) = (is_final, fields.get("ends")) {
-        findings.add(node.place, &path, "only a state with \"final: true\" ends a task");
+        findings.add(node.position, &path, "only a state with \"final: true\" ends a task");
     }
     is_final.then(|| ends.unwrap_or_default())
 }

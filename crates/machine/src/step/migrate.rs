@@ -29,16 +29,16 @@ pub struct Migration {
 impl Migration {
     /// Returns the errors in the map: the name of the old state, and what is wrong.
     pub fn check(&self, from: &Definition) -> Vec<(String, String)> {
-        let mut faults = Vec::new();
+        let mut errors = Vec::new();
         for (old, new) in &self.states {
             if from.state(last(old)).is_none() {
-                faults.push((old.clone(), format!("version {} has no state \"{old}\"", from.version)));
+                errors.push((old.clone(), format!("version {} has no state \"{old}\"", from.version)));
             }
             if self.definition.state(last(new)).is_none() {
-                faults.push((old.clone(), format!("version {} has no state \"{new}\"", self.definition.version)));
+                errors.push((old.clone(), format!("version {} has no state \"{new}\"", self.definition.version)));
             }
         }
-        faults
+        errors
     }
 
     /// Returns the state that a task in `state` moves to. The mapping of an inner state takes precedence over that of its parent.

@@ -29,7 +29,7 @@ use crate::{
 pub enum Input {
     /// An event from outside.
     Event(Event),
-    /// The end of a job that this stay in a state submitted.
+    /// The end of a job that the task submitted since it entered its current state.
     JobEnded {
         state: String,
         epoch: u64,
@@ -265,7 +265,7 @@ impl<'a> Run<'a> {
         (Outcome::Applied, None)
     }
 
-    /// Continues a paused task. The time of the pause does not count for any limit.
+    /// Continues a paused task. The time of the pause does not count towards any limit.
     fn resume(&mut self, actor: &str) -> Answer {
         let Some(paused_at) = self.task.paused_at.take() else {
             return (Outcome::Rejected, Some("the task is not paused".into()));

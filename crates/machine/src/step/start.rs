@@ -1,6 +1,6 @@
-//! Starts a task: at once, or after it was queued because its machine runs as many tasks as it may.
+//! Starts a task: immediately, or after it was queued because its machine has reached its limit of running tasks.
 //!
-//! A queued task is in no state. It has its data, keeps the events that arrive, and no limit of time counts.
+//! A queued task is in no state. It has its data, keeps the events that arrive, and no time limit applies to it.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub fn queue(definition: &Definition, task: &Task, now: Timestamp) -> Step {
 }
 
 impl Run<'_> {
-    /// Keeps an event for the start of a queued task. A heartbeat tells it nothing.
+    /// Keeps an event for the start of a queued task. A heartbeat has no effect.
     pub(super) fn keep_for_start(&mut self, event: &Event) -> Answer {
         let reason = "the task is queued";
         match self.definition.events.get(&event.kind) {
@@ -69,7 +69,7 @@ impl Run<'_> {
         self.settle()
     }
 
-    /// Starts a queued task. The time in the queue does not count for any limit.
+    /// Starts a queued task. The time in the queue does not count towards any limit.
     pub(super) fn start_queued(&mut self) -> Result<Answer, String> {
         if self.task.status != Status::Queued {
             return Ok((Outcome::Ignored, Some("the task has started".into())));

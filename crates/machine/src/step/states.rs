@@ -84,7 +84,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the innermost state around both that stays active. A transition leaves the state that it belongs to.
+    /// Returns the innermost state that contains both and stays active. A transition leaves the state that it belongs to.
     fn common_ancestor(&self, owner: StateIndex, target: StateIndex) -> Option<StateIndex> {
         let around_target: Vec<StateIndex> = self.definition.ancestors(target).skip(1).collect();
         self.definition.ancestors(owner).skip(1).find(|index| around_target.contains(index))
@@ -134,7 +134,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Performs actions in their order and returns what was done, in words.
+    /// Performs actions in their order and returns a description of each.
     pub(super) fn perform(&mut self, event: &Event, actions: &[&Action], stay: &Stay) -> Result<Vec<String>, String> {
         if actions.is_empty() {
             return Ok(Vec::new());

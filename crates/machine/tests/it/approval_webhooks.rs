@@ -31,7 +31,7 @@ states:
 
 const FIXED: &str = "https://example.org/approvals?token=s3cret";
 
-fn told<'a>(trial: &'a Trial) -> Vec<&'a ApprovalNotice> {
+fn notices<'a>(trial: &'a Trial) -> Vec<&'a ApprovalNotice> {
     let notices = trial.effects.iter().filter_map(|effect| match effect {
         Effect::Webhook(notice) => Some(notice),
         _ => None,
@@ -40,7 +40,7 @@ fn told<'a>(trial: &'a Trial) -> Vec<&'a ApprovalNotice> {
 }
 
 fn events(trial: &Trial) -> Vec<&'static str> {
-    told(trial).iter().map(|notice| notice.event.strip_prefix("task.approval.").unwrap()).collect()
+    notices(trial).iter().map(|notice| notice.event.strip_prefix("task.approval.").unwrap()).collect()
 }
 
 fn trial(definition: &Definition, receiver: Value) -> Trial<'_> {
@@ -48,23 +48,23 @@ fn trial(definition: &Definition, receiver: Value) -> Trial<'_> {
 }
 
 #[test]
-fn receivers_are_told_when_an_approval_opens_is_reminded_escalated_and_expires() {
+fn receivers_are_notified_when_an_approval_opens_is_reminded_escalated_and_expires() {
     let definition = definition(REVIEW);
     let mut trial = trial(&definition, json!("https://example.net/"));
     trial.wait("4h");
     assert_eq!(events(&trial), ["requested", "reminder", "escalated", "expired"]);
-    let told = told(&trial);
-    assert!(told.iter().all(|notice| notice.approval.webhooks == [FIXED, "https://example.net/"]));
-    assert!(told.iter().all(|notice| notice.state == "REVIEW" && !notice.allows_creator));
+    let notices = notices(&trial);
+    assert!(notices.iter().all(|notice| notice.approval.webhooks == [FIXED, "https://example.net/"]));
+    assert!(notices.iter().all(|notice| notice.state == "REVIEW" && !notice.allows_creator));
     let due = START.plus_ms(3 * 3_600_000);
-    let expiries: Vec<Option<Timestamp>> = told.iter().map(|notice| notice.expires_at).collect();
+    let expiries: Vec<Option<Timestamp>> = notices.iter().map(|notice| notice.expires_at).collect();
     assert_eq!(expiries, [Some(due), Some(due), Some(due), None]);
-    assert_eq!(told[0].approval.groups, ["reviewers"]);
-    assert_eq!(told[2].approval.groups, ["reviewers", "managers"]);
+    assert_eq!(notices[0].approval.groups, ["reviewers"]);
+    assert_eq!(notices[2].approval.groups, ["reviewers", "managers"]);
 }
 
 #[test]
-fn receivers_are_told_the_decision_once_with_those_who_decided() {
+fn receivers_are_notified_of_the_decision_once_with_those_who_decided() {
     let definition = definition(REVIEW);
     for (approve, end, state) in [(true, "granted", "PUBLISHED"), (false, "denied", "REJECTED")] {
         let mut trial = trial(&definition, json!(null));
@@ -74,7 +74,7 @@ fn receivers_are_told_the_decision_once_with_those_who_decided() {
         }
         trial.decide("key:carol", &["reviewers"], approve);
         assert_eq!((events(&trial), trial.task.state().as_str()), (vec!["requested", end], state));
-        let decisions = &told(&trial)[1].approval.decisions;
+        let decisions = &notices(&trial)[1].approval.decisions;
         assert_eq!(
             decisions.last().map(|decision| (decision.actor.as_str(), decision.approve)),
             Some(("key:carol", approve))
@@ -83,7 +83,7 @@ fn receivers_are_told_the_decision_once_with_those_who_decided() {
 }
 
 #[test]
-fn receivers_are_told_when_no_decision_will_come() {
+fn receivers_are_notified_when_no_decision_will_come() {
     let definition = definition(REVIEW);
     let mut skipped = trial(&definition, json!(null));
     skipped.event("skip", json!({}));
@@ -94,7 +94,7 @@ fn receivers_are_told_when_no_decision_will_come() {
 }
 
 #[test]
-fn each_receiver_is_told_once_and_an_expression_may_give_none_or_many() {
+fn each_receiver_is_notified_once_and_an_expression_may_give_none_or_many() {
     let definition = definition(REVIEW);
     let receivers = |given: Value| trial(&definition, given).task.approval.unwrap().webhooks;
     assert_eq!(receivers(json!(null)), [FIXED]);
@@ -134,7 +134,7 @@ fn an_expression_that_gives_no_url_is_refused() {
 }
 
 #[test]
-fn a_receiver_that_can_be_seen_to_be_wrong_is_a_fault_of_the_definition() {
+fn a_receiver_that_can_be_seen_to_be_wrong_is_an_error_of_the_definition() {
     for (receiver, part) in [
         ("'https://user:s3cret@example.org/'", "must not contain a user name or password"),
         ("'http://'", "is not a URL"),

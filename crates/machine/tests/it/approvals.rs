@@ -77,7 +77,7 @@ fn an_approval_is_about_exactly_one_subject() {
 }
 
 #[test]
-fn reminders_are_sent_and_expiry_never_means_yes() {
+fn reminders_are_sent_and_expiry_never_approves() {
     let definition = definition(REVIEW);
     let mut trial = Trial::new(&definition, json!({"text": "a"}));
     trial.decide("key:bob", &["reviewers"], true);
@@ -89,7 +89,7 @@ fn reminders_are_sent_and_expiry_never_means_yes() {
 }
 
 #[test]
-fn callers_are_told_apart_by_their_identity_and_not_by_their_name() {
+fn callers_are_distinguished_by_their_identity_and_not_by_their_name() {
     let definition = definition(REVIEW);
     let key = |identity: &str| {
         let (actor, groups) = ("key ci (abc)".to_owned(), vec!["reviewers".to_owned()]);

@@ -1,24 +1,24 @@
-//! What a definition may contain, and how its faults are reported.
+//! What a definition may contain, and how its errors are reported.
 
 use faena_machine::Definition;
 
 use crate::support::{coding_task, definition};
 
-/// The smallest definition, with room for a fault.
+/// The smallest definition, with room for an error.
 fn with_states(states: &str) -> String {
     format!("machine: m\nversion: 1\nevents: {{go: {{}}, back: {{}}}}\ninitial: A\nstates:\n{states}")
 }
 
 fn findings(text: &str) -> Vec<(u64, String)> {
-    let findings = Definition::parse(text).expect_err("the definition has a fault");
-    findings.into_iter().map(|finding| (finding.place.line, finding.to_string())).collect()
+    let findings = Definition::parse(text).expect_err("the definition has an error");
+    findings.into_iter().map(|finding| (finding.position.line, finding.to_string())).collect()
 }
 
 const END: &str = "  Z: {final: true}\n";
 const LIMITED: &str = "deadline: {total: 1h, to: Z}";
 
-/// Each definition with these states has a fault in this line that contains this text.
-fn assert_faults(cases: impl IntoIterator<Item = (String, u64, &'static str)>) {
+/// Each definition with these states has an error in this line that contains this text.
+fn assert_errors(cases: impl IntoIterator<Item = (String, u64, &'static str)>) {
     for (states, line, part) in cases {
         let found = findings(&with_states(&states));
         assert!(
@@ -29,9 +29,9 @@ fn assert_faults(cases: impl IntoIterator<Item = (String, u64, &'static str)>) {
 }
 
 #[test]
-fn every_fault_is_refused_with_its_line() {
+fn every_error_is_reported_with_its_line() {
     let (end, limited) = (END, LIMITED);
-    assert_faults([
+    assert_errors([
         (format!("  A:\n    {limited}\n    on: {{go: B}}\n{end}"), 8, "there is no state \"B\""),
         (format!("  A:\n    {limited}\n    on: {{jump: Z}}\n{end}"), 8, "\"jump\" is not declared"),
         (
@@ -40,11 +40,11 @@ fn every_fault_is_refused_with_its_line() {
             "no transition leads",
         ),
         ("  A: {}\n".to_owned(), 6, "could never leave this state"),
-        (format!("  A:\n    on: {{go: Z}}\n{end}"), 6, "could wait here for ever"),
+        (format!("  A:\n    on: {{go: Z}}\n{end}"), 6, "could wait here forever"),
         (
             format!("  A: {{forever: true, on: {{go: B}}}}\n  B: {{forever: true, on: {{back: A, go: Z}}}}\n{end}"),
             6,
-            "come back to this state for ever",
+            "come back to this state forever",
         ),
         (
             format!(
@@ -111,9 +111,9 @@ fn every_fault_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_fault_deep_inside_a_state_is_refused_with_its_own_line() {
+fn an_error_deep_inside_a_state_is_reported_with_its_own_line() {
     let (end, limited) = (END, LIMITED);
-    assert_faults([
+    assert_errors([
         (format!("  A:\n    deadline: {{total: 1h, to: B}}\n    on: {{go: Z}}\n{end}"), 7, "there is no state \"B\""),
         (format!("  A:\n    {limited}\n    on:\n      jump:\n        - to: Z\n{end}"), 9, "\"jump\" is not declared"),
         (
@@ -134,7 +134,7 @@ fn a_fault_deep_inside_a_state_is_refused_with_its_own_line() {
         (
             format!("  A:\n    forever: true\n    on:\n      go: {{to: A}}\n      back: Z\n{end}"),
             6,
-            "come back to this state for ever, through A",
+            "come back to this state forever, through A",
         ),
         (
             format!(
@@ -169,14 +169,14 @@ fn a_fault_deep_inside_a_state_is_refused_with_its_own_line() {
 }
 
 #[test]
-fn all_faults_are_reported_at_once_in_the_order_of_the_text() {
+fn all_errors_are_reported_at_once_in_the_order_of_the_text() {
     let found = findings("version: none\nmachine: m m\nstates:\n  A:\n    on: {x: B}\n    deadline: 7\n");
     let lines: Vec<u64> = found.iter().map(|(line, _)| *line).collect();
     assert!(found.len() >= 5, "{found:#?}");
     assert!(lines.is_sorted(), "{found:#?}");
 }
 
-/// One fault of each kind that SPEC's validator knows, and some that only the reader sees, in one definition.
+/// One error of each kind that the specification names, and some that only the parser finds, in one definition.
 const MANY_FAULTS: &str = "machine: m
 version: 1
 start: begin
@@ -216,16 +216,16 @@ states:
 ";
 
 #[test]
-fn faults_of_every_kind_are_found_in_one_run() {
+fn errors_of_every_kind_are_found_in_one_run() {
     let found = findings(MANY_FAULTS);
     for (line, part) in [
         (3, "start: \"begin\" is not declared"),
         (8, "events.alive.progress: "),
-        (12, "come back to this state for ever, through A, B"),
+        (12, "come back to this state forever, through A, B"),
         (16, "a condition must be true or false"),
         (19, "counts \"turns\""),
         (22, "at least twice"),
-        (24, "could wait here for ever"),
+        (24, "could wait here forever"),
         (29, "could never leave this state"),
         (30, "no transition leads to this state"),
         (34, "must be a duration"),
@@ -253,7 +253,7 @@ fn a_counter_limits_a_cycle_only_if_the_cycle_does_not_reset_it() {
     definition(&text("back: A", "Z"));
     for (on_b, exceeded) in [("back: {to: A, reset: n}", "Z"), ("back: A", "B")] {
         let found = findings(&text(on_b, exceeded));
-        assert!(found.iter().any(|(line, message)| *line == 7 && message.contains("for ever")), "{found:#?}");
+        assert!(found.iter().any(|(line, message)| *line == 7 && message.contains("forever")), "{found:#?}");
     }
 }
 

@@ -190,7 +190,7 @@ mod onboarding {
     }
 
     #[test]
-    fn the_weekly_mail_says_what_is_missing_and_its_rhythm_does_not_depend_on_the_inner_state() {
+    fn the_weekly_mail_says_what_is_missing_and_its_interval_does_not_depend_on_the_inner_state() {
         let definition = example("onboarding");
         let mut trial = customer(&definition);
         trial.event("account.activated", json!({}));
@@ -301,7 +301,7 @@ mod content_review {
     }
 
     #[test]
-    fn a_request_expires_and_that_never_means_yes() {
+    fn a_request_expires_and_that_never_approves() {
         let definition = example("content-review");
         let mut trial = text(&definition);
         trial.decide("key:bob", REVIEWER, true);

@@ -101,7 +101,7 @@ fn line_ends_and_tabs_between_values_do_not_matter() {
         assert_eq!(definition(&text).hash, unix.hash, "{text:?}");
     }
     let found = Definition::parse(&VALID.replace("go: Z", "go: X").replace('\n', "\r\n")).unwrap_err();
-    assert_eq!(found[0].place.line, 6, "{found:?}");
+    assert_eq!(found[0].position.line, 6, "{found:?}");
 }
 
 #[test]
@@ -132,10 +132,10 @@ fn a_huge_definition_is_refused_or_read_in_bounded_time() {
     let events: String = (0..2_000).map(|index| format!("  e{index}: {{}}\n")).collect();
     let text = VALID.replace("events: {go: {}}", &format!("events:\n  go: {{}}\n{events}"));
     assert!(refusal(text).contains("at most 500 events"));
-    let faults: String = (0..2_000).map(|index| format!("  k{index}: x\n")).collect();
-    assert!(refusal(VALID.replace("  Z:", &format!("{faults}  Z:"))).contains("at most 500 states"));
+    let errors: String = (0..2_000).map(|index| format!("  k{index}: x\n")).collect();
+    assert!(refusal(VALID.replace("  Z:", &format!("{errors}  Z:"))).contains("at most 500 states"));
     let keys: String = (0..9_900).map(|index| format!("k{index}: x\n")).collect();
-    assert!(refusal(format!("{VALID}{keys}")).contains("and 9800 more faults"));
+    assert!(refusal(format!("{VALID}{keys}")).contains("and 9800 more errors"));
 }
 
 #[test]
@@ -159,12 +159,12 @@ fn with_schema(schema: &str) -> String {
 }
 
 #[test]
-fn a_schema_refers_only_to_itself_and_not_in_a_circle() {
+fn a_schema_refers_only_to_itself_and_not_in_cycles() {
     for (schema, part) in [
-        ("{$ref: '#'}", "must not lead in a circle"),
-        ("{allOf: [{$ref: '#'}]}", "must not lead in a circle"),
-        ("{$defs: {a: {$ref: '#/$defs/b'}, b: {$ref: '#/$defs/a'}}, $ref: '#/$defs/a'}", "must not lead in a circle"),
-        ("{properties: {a: {$ref: '#'}}}", "must not lead in a circle"),
+        ("{$ref: '#'}", "must not be circular"),
+        ("{allOf: [{$ref: '#'}]}", "must not be circular"),
+        ("{$defs: {a: {$ref: '#/$defs/b'}, b: {$ref: '#/$defs/a'}}, $ref: '#/$defs/a'}", "must not be circular"),
+        ("{properties: {a: {$ref: '#'}}}", "must not be circular"),
         ("{$ref: 'http://127.0.0.1:1/schema.json'}", "a part of the same schema"),
         ("{$ref: 'file:///etc/passwd'}", "a part of the same schema"),
         ("{$ref: '#/$defs/none'}", "a part of the same schema"),

@@ -1,4 +1,4 @@
-//! Definitions, their faults, and what events do to tasks.
+//! Definitions, their errors, and what events do to tasks.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -108,7 +108,7 @@ fn a_fork_enters_its_state_with_the_data_of_that_point() {
 }
 
 #[test]
-fn a_migrated_task_forgets_timers_approvals_and_jobs_of_before() {
+fn a_migrated_task_drops_its_earlier_timers_approvals_and_jobs() {
     let (first, second) = (definition(FIRST), second());
     let mut trial = Trial::new(&first, json!({}));
     trial.event("pay", json!({"amount": 5}));

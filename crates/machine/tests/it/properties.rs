@@ -1,4 +1,4 @@
-//! What holds for every order of events, decisions, pauses and clock jumps.
+//! Invariants for every order of events, decisions, pauses and clock jumps.
 
 use faena_machine::{Definition, Event, Input, Outcome, Status};
 use proptest::prelude::*;
@@ -110,7 +110,7 @@ proptest! {
                 Status::Paused => prop_assert!(task.paused_at.is_some()),
                 _ => prop_assert!(task.timers.is_empty() && task.deferred.is_empty() && task.approval.is_none()),
             }
-            prop_assert_eq!(faena_machine::faults(&definition, task), Vec::<String>::new());
+            prop_assert_eq!(faena_machine::contradictions(&definition, task), Vec::<String>::new());
             prop_assert_eq!(faena_machine::with_timers(&definition, task, trial.now), None);
             for (name, count) in &task.counters {
                 prop_assert!(*count <= definition.counters[name].max);
@@ -172,7 +172,7 @@ proptest! {
                 }
                 Act::Wait(minutes) => {
                     trial.now = trial.now.plus_ms(i64::from(*minutes) * 60_000 + 1_000);
-                    model.look_at_the_clock(trial.now.as_ms());
+                    model.apply_deadlines(trial.now.as_ms());
                     trial.apply(Input::Timers);
                     (None, Outcome::Applied)
                 }

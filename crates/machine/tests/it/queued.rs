@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use faena_machine::{
-    Definition, Effect, Input, Migration, Outcome, Status, Step, Task, create, faults, queue, step, why, with_timers,
+    Definition, Effect, Input, Migration, Outcome, Status, Step, Task, contradictions, create, queue, step, why,
+    with_timers,
 };
 use serde_json::json;
 
@@ -37,10 +38,12 @@ fn a_queued_task_is_in_no_state_and_has_done_nothing() {
     assert_eq!((trial.task.status, trial.task.state().as_str(), trial.task.due()), (Status::Queued, "", None));
     assert_eq!(trial.task.data, json!({"notes": 0}));
     assert_eq!(trial.notices(), ["task.queued"]);
-    assert!(faults(&definition, &trial.task).is_empty() && with_timers(&definition, &trial.task, START).is_none());
+    assert!(
+        contradictions(&definition, &trial.task).is_empty() && with_timers(&definition, &trial.task, START).is_none()
+    );
     let running = create(&definition, "task-2".into(), "key:alice".into(), json!({"notes": 0}), START).unwrap().task;
     let contradictory = Task { status: Status::Queued, ..running };
-    assert_eq!(faults(&definition, &contradictory), ["it is queued and in a state"]);
+    assert_eq!(contradictions(&definition, &contradictory), ["it is queued and in a state"]);
     let reasons = why(&definition, &trial.task, START);
     assert_eq!((reasons.len(), reasons[0].code), (1, "queued"));
 }
@@ -99,7 +102,7 @@ fn a_queued_task_can_be_cancelled_and_not_paused() {
     let mut trial = queued(&definition);
     trial.apply(cancel());
     assert_eq!((trial.task.status, trial.task.state().as_str()), (Status::Cancelled, ""));
-    assert!(faults(&definition, &trial.task).is_empty(), "it ended where it was: in no state");
+    assert!(contradictions(&definition, &trial.task).is_empty(), "it ended where it was: in no state");
 }
 
 #[test]

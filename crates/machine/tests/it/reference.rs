@@ -93,8 +93,8 @@ impl Model {
         [DONE, WRONG, BROKEN, CANCELLED].contains(&self.state)
     }
 
-    /// Receives an event. One that was answered before changes nothing; a rejected one may come again, and so may a sign of
-    /// life that moved nothing.
+    /// Receives an event. One that was answered before changes nothing; a rejected one may come again, and so may a
+    /// heartbeat that changed nothing.
     pub fn receive(&mut self, message: &Message, now_ms: i64) -> Answer {
         if let Some(answer) = self.answers.get(&message.id) {
             return *answer;
@@ -243,7 +243,7 @@ impl Model {
     }
 
     /// Ends the task if a limit has passed.
-    pub fn look_at_the_clock(&mut self, now_ms: i64) {
+    pub fn apply_deadlines(&mut self, now_ms: i64) {
         if self.has_ended() {
             return;
         }

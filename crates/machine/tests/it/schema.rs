@@ -121,7 +121,7 @@ fn every_key_and_part_has_a_description() {
 }
 
 #[test]
-fn faults_that_an_editor_can_see_are_refused() {
+fn errors_that_an_editor_can_see_are_refused() {
     let valid = json!({
         "machine": "m", "version": 1, "events": {"go": {}}, "counters": {"n": 2}, "initial": "A",
         "states": {"A": {"forever": true, "on": {"go": {"to": "Z"}}}, "Z": {"final": true}},

@@ -39,11 +39,11 @@ fn timers_fire_once_or_repeatedly_until_the_state_is_left() {
 fn a_repeated_timer_skips_what_an_outage_missed() {
     let definition = definition(REMINDERS);
     let mut trial = Trial::new(&definition, json!({}));
-    // The server was away for five weeks: one step at the end, not five.
+    // The server was stopped for five weeks: one step at the end, not five.
     trial.now = trial.now.plus_ms(36 * 86_400_000);
     trial.apply(faena_machine::Input::Timers);
     assert_eq!(trial.emitted().len(), 2, "one of each timer");
-    assert_eq!(trial.task.due().unwrap().ms_since(trial.now), 6 * 86_400_000, "the rhythm stays");
+    assert_eq!(trial.task.due().unwrap().ms_since(trial.now), 6 * 86_400_000, "the interval stays");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 -- Records the runs that the database has granted to jobs of one lane.
 -- KEYS: meta priority delayed processing lease run dlq lane
--- ARGV: format lease_until, then per job: id owner run
+-- ARGV: format lease_until source, then per job: id owner run
+-- source: "taken" (take.lua has removed them from the ready sets; removing them again takes as long as the rest), or "chosen" (by
+-- the database).
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
   return redis.error_reply('NOTFILLED the queue is not filled')
 end
-for from = 3, #ARGV, 1500 do
+for from = 4, #ARGV, 1500 do
   local ids, owners, leases, runs = {}, {}, {}, {}
   for i = from, math.min(from + 1499, #ARGV), 3 do
     local id = ARGV[i]
@@ -13,10 +15,12 @@ for from = 3, #ARGV, 1500 do
     leases[#leases + 1], leases[#leases + 2] = ARGV[2], id
     runs[#runs + 1], runs[#runs + 2] = id, ARGV[i + 2]
   end
-  redis.call('ZREM', KEYS[2], unpack(ids))
-  redis.call('ZREM', KEYS[8], unpack(ids))
+  if ARGV[3] ~= 'taken' then
+    redis.call('ZREM', KEYS[2], unpack(ids))
+    redis.call('ZREM', KEYS[8], unpack(ids))
+  end
   redis.call('HSET', KEYS[4], unpack(owners))
   redis.call('ZADD', KEYS[5], unpack(leases))
   redis.call('HSET', KEYS[6], unpack(runs))
 end
-return (#ARGV - 2) / 3
+return (#ARGV - 3) / 3

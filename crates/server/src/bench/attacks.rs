@@ -1,4 +1,4 @@
-//! Attacks the server over many connections while an innocent client submits, reads and completes jobs.
+//! Attacks the server over many connections while a regular client submits, reads and completes jobs.
 //!
 //! Each attack runs against a server of its own. The hostile connections send their opening, hold the connection, and
 //! connect again when the server closes it.
@@ -27,11 +27,11 @@ use super::{
 };
 use crate::http::raise_limit;
 
-/// Pause of the innocent client between two jobs.
+/// Pause of the regular client between two jobs.
 const PACE: Duration = Duration::from_millis(50);
-/// How often the memory is read, and how often a hostile connection looks whether it is closed.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Longest time after an attack in which memory is given back.
+/// How often the memory is read, and how often a hostile connection checks whether it is closed.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// Longest time after an attack in which memory is released.
 const MAX_RECOVERY: Duration = Duration::from_secs(10);
 const MAX_P99_MS: f64 = 250.0;
 const MAX_RESIDENT_MIB: f64 = 300.0;
@@ -138,7 +138,7 @@ async fn run(
     report.step(&format!("{database}: {clients} x {}", attack.name));
     let target = Target::faena_with_worker(&scratch.fresh().await?).await?;
     let job = submit_large(target.address).await?;
-    let quiet = innocent(target.address, duration / 4).await?;
+    let quiet = regular_client(target.address, duration / 4).await?;
     let before = target.server.resident_mib();
     let stop = CancellationToken::new();
     let opening: Arc<[u8]> = (attack.opening)(&job).into();
@@ -147,7 +147,7 @@ async fn run(
         hostile.spawn(attack_until(target.address, opening.clone(), attack.holds, stop.clone()));
     }
     let attacked = async {
-        let seen = innocent(target.address, duration).await;
+        let seen = regular_client(target.address, duration).await;
         stop.cancel();
         hostile.join_all().await;
         seen
@@ -158,7 +158,7 @@ async fn run(
     let after = target.server.resident_mib();
     let name = |what: &str| format!("{}: {what}", attack.name);
     report.plain(database, &name("p99 before"), quiet.ms(0.99), "ms");
-    report.at_most(database, &name("errors of the innocent client"), f64::from(seen.errors), "requests", 0.0);
+    report.at_most(database, &name("errors of the regular client"), f64::from(seen.errors), "requests", 0.0);
     report.plain(database, &name("p50"), seen.ms(0.5), "ms");
     report.at_most(database, &name("p99"), seen.ms(0.99), "ms", MAX_P99_MS);
     report.plain(database, &name("memory before"), before, "MiB");
@@ -187,12 +187,12 @@ async fn peak_mib<T>(server: &Server, work: impl Future<Output = T>) -> (T, f64)
         peak = server.resident_mib().max(peak);
         tokio::select! {
             output = &mut work => return (output, peak),
-            () = sleep(LOOK_EVERY) => {}
+            () = sleep(CHECK_EVERY) => {}
         }
     }
 }
 
-/// What the innocent client has seen.
+/// What the regular client has seen.
 struct Seen {
     micros: Histogram<u64>,
     errors: u32,
@@ -205,17 +205,17 @@ impl Seen {
 }
 
 /// Submits jobs and reads them until they are completed, each on a new connection.
-async fn innocent(address: SocketAddr, duration: Duration) -> Result<Seen> {
+async fn regular_client(address: SocketAddr, duration: Duration) -> Result<Seen> {
     let started = Instant::now();
     let mut seen = Seen { micros: Histogram::new(3)?, errors: 0 };
     while started.elapsed() < duration {
         if let Err(error) = complete_job(address, &mut seen.micros).await {
-            eprintln!("  innocent client: {error:#}");
+            eprintln!("  regular client: {error:#}");
             seen.errors += 1;
         }
         sleep(PACE).await;
     }
-    ensure!(!seen.micros.is_empty() || seen.errors > 0, "the innocent client did nothing");
+    ensure!(!seen.micros.is_empty() || seen.errors > 0, "the regular client did nothing");
     Ok(seen)
 }
 
@@ -254,7 +254,7 @@ async fn attack_until(address: SocketAddr, opening: Arc<[u8]>, holds: bool, stop
             {
                 hold(&stream).await;
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_EVERY).await;
         }
     };
     tokio::select! { () = stop.cancelled() => {}, () = attack => {} }
@@ -263,9 +263,9 @@ async fn attack_until(address: SocketAddr, opening: Arc<[u8]>, holds: bool, stop
 /// Waits until the server closes the connection. Reads nothing.
 async fn hold(stream: &TcpStream) {
     loop {
-        match timeout(LOOK_EVERY, stream.peek(&mut [0])).await {
+        match timeout(CHECK_EVERY, stream.peek(&mut [0])).await {
             Ok(Ok(0) | Err(_)) => return,
-            Ok(Ok(_)) => sleep(LOOK_EVERY).await,
+            Ok(Ok(_)) => sleep(CHECK_EVERY).await,
             Err(_) => {}
         }
     }

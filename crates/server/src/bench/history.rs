@@ -180,7 +180,14 @@ pub async fn held_snapshot(scratch: &mut Scratch, report: &mut Report) -> Result
         report.plain(database, &format!("  second {}", second + 1), *count as f64, "jobs/s");
     }
     if let (Some(first), Some(last)) = (drained.per_second.first(), drained.per_second.last()) {
-        report.against(database, "last second beside the first", *last as f64, "jobs/s", *first as f64, Some(0.5));
+        report.against(
+            database,
+            "last second compared with the first",
+            *last as f64,
+            "jobs/s",
+            *first as f64,
+            Some(0.5),
+        );
     }
     Ok(())
 }

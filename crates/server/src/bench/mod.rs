@@ -85,10 +85,10 @@ pub struct Arguments {
     /// RabbitMQ server for --outbox, such as amqp://guest:guest@127.0.0.1:5672/%2f [default: FAENA_TEST_RABBITMQ]
     #[arg(long, value_name = "URL")]
     broker: Option<String>,
-    /// Measure only a queue in Redis beside that of the database
+    /// Measure only the queue in Redis, compared with that of the database
     #[arg(long, value_name = "BACKEND", value_parser = ["redis"])]
     queue: Option<String>,
-    /// Redis server for --queue, such as redis://127.0.0.1:6379; it gets keys that begin with faena-bench- [default: FAENA_TEST_REDIS]
+    /// Redis server for --queue, such as redis://127.0.0.1:6379; the keys it creates begin with faena-bench- [default: FAENA_TEST_REDIS]
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
     /// Events for --outbox and --tasks

@@ -11,8 +11,7 @@ pub fn example() -> String {
          # Order: defaults < faena.toml < environment < flags. `faena config` shows each effective value and its source.\n",
     );
     let mut section = "";
-    // A file cannot contain both `[queue]` and `[[queue]]`; the example of the second names the keys of the first.
-    for key in KEYS.iter().filter(|key| !key.path.starts_with("queue.")) {
+    for key in KEYS {
         let (current, name) = key.path.split_once('.').expect("a section and a name");
         if current != section {
             let _ = write!(text, "\n[{current}]\n");
@@ -34,7 +33,7 @@ pub fn example() -> String {
 /// Returns the sections that can be repeated, each with its example.
 pub fn sections() -> [(&'static str, &'static str); 5] {
     [
-        ("queue", rules::EXAMPLE),
+        ("queues", rules::EXAMPLE),
         ("pool", pools::EXAMPLE),
         ("sink", sinks::EXAMPLE),
         ("outbox.source", sources::EXAMPLE),

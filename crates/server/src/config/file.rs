@@ -8,7 +8,7 @@ use toml::{
     de::{DeTable, DeValue, ValueDeserializer},
 };
 
-use super::ConfigError;
+use super::{ConfigError, rules::QUEUES_HINT};
 
 /// A key and its value with their positions.
 pub type KeyValue<'a> = (Spanned<String>, Spanned<DeValue<'a>>);
@@ -41,7 +41,12 @@ impl<'a> File<'a> {
     }
 
     fn toml_error(&self, error: &toml::de::Error) -> ConfigError {
-        self.error(&error.span().unwrap_or(0..0), error.message())
+        let span = error.span().unwrap_or(0..0);
+        // TOML allows no section to be both a table and a list.
+        if error.message().contains("duplicate key") && self.text.lines().any(|line| line.trim() == "[[queue]]") {
+            return self.error(&span, QUEUES_HINT);
+        }
+        self.error(&span, error.message())
     }
 }
 

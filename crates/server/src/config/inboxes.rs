@@ -187,7 +187,7 @@ fn task_events(entry: &Inbox) -> Result<TaskEvents, Problem> {
             ));
         }
         if !is_subject(&subject_prefix) {
-            return Err(problem("subject_prefix", "must be words with dots between, without spaces, * or >"));
+            return Err(problem("subject_prefix", "must be words separated by dots, without spaces, * or >"));
         }
         let begins = |subject: &String| subject.strip_prefix(&subject_prefix).is_some_and(|rest| rest.starts_with('.'));
         if !entry.subject.as_ref().is_some_and(begins) {
@@ -222,7 +222,7 @@ fn rabbitmq(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
             }
             if let Some(pattern) = patterns.iter().find(|pattern| !is_binding_pattern(pattern)) {
                 let message = format!(
-                    "{pattern:?} is not a pattern; use words with dots between, * for one word and # for any number"
+                    "{pattern:?} is not a pattern; use words separated by dots, * for one word and # for any number"
                 );
                 return Err(problem("bind", message));
             }
@@ -269,7 +269,7 @@ fn nats(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
     }
     let subject = required("subject", entry.subject.as_deref())?;
     if !is_subject_filter(&subject) {
-        let message = "must be words with dots between, without spaces; * stands for one word, > for all that follow";
+        let message = "must be words separated by dots, without spaces; * stands for one word, > for all that follow";
         return Err(problem("subject", message));
     }
     let durable = format!("faena-{}", entry.name);
@@ -410,7 +410,7 @@ mod tests {
                 format!("{ORDERS}queue = \"q\"\nexchange = \"{}\"", "x".repeat(256)),
                 "exchange: must have 1 to 255 bytes",
             ),
-            (format!("{NATS}subject = \"a..b\""), "line 7: [[inbox]] subject: must be words with dots between"),
+            (format!("{NATS}subject = \"a..b\""), "line 7: [[inbox]] subject: must be words separated by dots"),
             (format!("{NATS}subject = \"a b\""), "subject: must be words"),
             (format!("{NATS}subject = \"a.>.b\""), "subject: must be words"),
         ] {

@@ -78,7 +78,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_SERVER_IN_FLIGHT_BYTES",
         Kind::Number { min: 1_048_576, max: 64 << 30 },
         "67108864",
-        "Memory for requests and messages above 64 KiB that are received or processed; at least server.batch_bytes.",
+        "Memory for requests and messages above 16 KiB that are received or processed; at least server.batch_bytes.",
     ),
     key(
         "server.unsent_bytes",
@@ -149,7 +149,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_TLS_CLIENT_CA",
         Kind::OptionalText,
         "",
-        "PEM file with the authorities of client certificates; every client then needs one. Empty: none is asked for.",
+        "PEM file with the authorities of client certificates; every client then needs one. Empty: clients need none.",
     ),
     key(
         "auth.trusted_header",
@@ -543,7 +543,7 @@ pub const KEYS: &[Key] = &[
         "FAENA_LIMITS_LOG_ENTRIES",
         Kind::Number { min: 20, max: 100_000 },
         "1000",
-        "Log entries that workers and callers may add to a job; more drop entries between the first and the newest ones.",
+        "Log entries that workers and callers may add to a job; above that, entries between the first and the newest ones are dropped.",
     ),
     key(
         "limits.log_bytes",

@@ -10,12 +10,12 @@ pub fn is_type_or_queue(text: &str) -> bool {
     is_name(text, usize::MAX) && text.chars().count() <= 100
 }
 
-/// Returns whether a text is a NATS subject without wildcards: words with dots between.
+/// Returns whether a text is a NATS subject without wildcards: words separated by dots.
 pub fn is_subject(text: &str) -> bool {
     is_subject_filter(text) && !text.contains(['*', '>'])
 }
 
-/// Returns whether a text selects NATS subjects: words with dots between, of which one may be `*` and the last `>`.
+/// Returns whether a text selects NATS subjects: words separated by dots, of which one may be `*` and the last `>`.
 pub fn is_subject_filter(text: &str) -> bool {
     let words: Vec<&str> = text.split('.').collect();
     words.iter().enumerate().all(|(at, word)| match *word {
@@ -25,7 +25,7 @@ pub fn is_subject_filter(text: &str) -> bool {
     })
 }
 
-/// Returns whether a text is a binding pattern of a RabbitMQ topic exchange: words with dots between, or `*` and `#`.
+/// Returns whether a text is a binding pattern of a RabbitMQ topic exchange: words separated by dots, or `*` and `#`.
 pub fn is_binding_pattern(text: &str) -> bool {
     text.len() <= 255
         && text.split('.').all(|word| matches!(word, "*" | "#") || is_plain_word(word) && !word.contains(['*', '#']))

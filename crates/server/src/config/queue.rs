@@ -77,3 +77,39 @@ impl Config {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(file: &str) -> Result<Config, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("faena.toml");
+        std::fs::write(&path, file).expect("written");
+        Config::load((&path, true), [], &[]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_backend_and_settings_of_queues_share_a_file() {
+        let file = "[queue]\nbackend = \"redis\"\nprefix = \"jobs\"\n\n[[queues]]\nname = \"mail\"\nconcurrency = 2\n";
+        let config = load(file).expect("good");
+        assert_eq!(config.redis_queue().map(|queue| queue.prefix).as_deref(), Some("jobs"));
+        assert_eq!(config.rules.queues[0].0, "mail");
+    }
+
+    #[test]
+    fn settings_of_one_queue_in_the_wrong_section_are_rejected_with_a_hint() {
+        let hint = "settings of one queue belong to [[queues]]; [queue] says where jobs are dispatched from";
+        for (file, line) in [
+            ("[[queue]]\nname = \"mail\"\n", 1),
+            ("[queue]\nbackend = \"redis\"\n[[queue]]\nname = \"mail\"\n", 3),
+            ("[[queue]]\nname = \"mail\"\n[queue]\nbackend = \"redis\"\n", 3),
+            ("[queue]\nconcurrency = 3\n", 2),
+        ] {
+            let error = load(file).err().expect("rejected");
+            assert!(error.contains(&format!("line {line}: ")) && error.ends_with(hint), "{file}: {error}");
+        }
+        let error = load("[queues]\nname = \"mail\"\n").err().expect("rejected");
+        assert!(error.ends_with("queues must be written [[queues]], with two brackets"), "{error}");
+    }
+}

@@ -1,4 +1,4 @@
-//! `[[queue]]` and `[[limit]]`: settings of queues, concurrency limits and rates.
+//! `[[queues]]` and `[[limit]]`: settings of queues, concurrency limits and rates.
 
 use faena_domain::{Fairness, FieldError, Limit, QueueRule, Rate, Scope};
 use faena_store::ConfiguredRules;
@@ -11,9 +11,7 @@ use super::{
 
 pub const EXAMPLE: &str = "
 # Settings of a queue. Repeat the section for more queues. Changes made at run time take precedence and persist.
-# A file with [[queue]] has no [queue]: set queue.backend and the address of Redis in the environment (FAENA_QUEUE_BACKEND, REDIS_URL,
-# QUEUE_PREFIX, FAENA_QUEUE_FALLBACK).
-#[[queue]]
+#[[queues]]
 #name = \"mail\"
 # Jobs of the queue that run concurrently on all nodes together, and starts per period.
 #concurrency = 10
@@ -33,10 +31,18 @@ pub const EXAMPLE: &str = "
 #rate = \"1000/1h\"
 ";
 
+/// What to do about a section `[[queue]]`, and about keys of one queue in `[queue]`.
+pub const QUEUES_HINT: &str = "settings of one queue belong to [[queues]]; [queue] says where jobs are dispatched from";
+
+/// Returns whether `[queue]` has a key that belongs to `[[queues]]`.
+pub fn is_key_of_one_queue(path: &str) -> bool {
+    ["queue.name", "queue.concurrency", "queue.rate", "queue.fairness"].contains(&path)
+}
+
 pub const MAX_RULES: usize = 10_000;
-/// Most characters of the queue and the type of a job: a longer name would match no job.
+/// Maximum length, in characters, of the queue and the type of a job: a longer name would match no job.
 const MAX_QUEUE_OR_TYPE: usize = 100;
-/// Most characters of a concurrency key.
+/// Maximum length of a concurrency key, in characters.
 const MAX_KEY: usize = 255;
 
 #[derive(Deserialize)]
@@ -94,7 +100,7 @@ fn add_limit(entry: LimitEntry, into: &mut ConfiguredRules) -> Result<(), Proble
             check_name("key", &key, MAX_KEY)?;
             Scope::Key(key)
         }
-        _ => return Err(problem("type", "set either type or key; for a queue use [[queue]]")),
+        _ => return Err(problem("type", "set either type or key; for a queue use [[queues]]")),
     };
     let limit = parse_limit(entry.concurrency, entry.rate)?;
     if limit.is_none() {
@@ -147,7 +153,9 @@ mod tests {
         let mut configured = ConfiguredRules::default();
         for (section, value) in file.sections().expect("valid TOML") {
             let read = match section.get_ref().as_str() {
-                "queue" => Entry::list(&file, "queue", value, MAX_RULES).and_then(|e| read_queues(&e, &mut configured)),
+                "queues" => {
+                    Entry::list(&file, "queues", value, MAX_RULES).and_then(|e| read_queues(&e, &mut configured))
+                }
                 _ => Entry::list(&file, "limit", value, MAX_RULES).and_then(|e| read_limits(&e, &mut configured)),
             };
             read.map_err(|error| error.to_string())?;
@@ -157,7 +165,7 @@ mod tests {
 
     #[test]
     fn queues_and_limits_are_read() {
-        let text = "[[queue]]\nname = \"mail\"\nconcurrency = 2\nrate = \"100/1m\"\nfairness = \"key\"\n\
+        let text = "[[queues]]\nname = \"mail\"\nconcurrency = 2\nrate = \"100/1m\"\nfairness = \"key\"\n\
                     [[limit]]\nkey = \"tenant-*\"\nconcurrency = 3";
         let rules = parse(text).expect("good");
         let rate = Some(Rate { count: 100, period_ms: 60_000 });
@@ -169,14 +177,17 @@ mod tests {
     #[test]
     fn an_invalid_queue_or_limit_is_rejected_with_its_line_and_key() {
         for (text, error) in [
-            ("[[queue]]\nname = \"a\"\nconcurrency = 0", "line 3: [[queue]] concurrency: must be between 1"),
-            ("[[queue]]\nname = \"a\"\nrate = \"fast\"", "line 3: [[queue]] rate: \"fast\" is not a rate like 100/1m"),
+            ("[[queues]]\nname = \"a\"\nconcurrency = 0", "line 3: [[queues]] concurrency: must be between 1"),
+            (
+                "[[queues]]\nname = \"a\"\nrate = \"fast\"",
+                "line 3: [[queues]] rate: \"fast\" is not a rate like 100/1m",
+            ),
             (
                 "[[limit]]\ntype = \"\"\nconcurrency = 1",
                 "line 2: [[limit]] type: must have 1 to 100 visible characters",
             ),
-            ("[[queue]]\nname = \"a\"\nspeed = 1", "line 3: [[queue]] unknown field `speed`"),
-            ("[[queue]]\nname = \"a\"\nfairness = \"all\"", "line 3: [[queue]] unknown variant `all`"),
+            ("[[queues]]\nname = \"a\"\nspeed = 1", "line 3: [[queues]] unknown field `speed`"),
+            ("[[queues]]\nname = \"a\"\nfairness = \"all\"", "line 3: [[queues]] unknown variant `all`"),
             ("[[limit]]\nconcurrency = 1", "line 1: [[limit]] type: set either type or key"),
             ("[[limit]]\ntype = \"a\"", "line 1: [[limit]] concurrency: set concurrency, rate or both"),
             ("[[limit]]\nkey = \"a\"\nconcurrency = 1\n[[limit]]\nkey = \"a\"\nconcurrency = 1", "has another limit"),

@@ -234,7 +234,7 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
             let is_valid = prefix.is_empty() || (is_subject(&prefix) && prefix.len() <= MAX_PREFIX_BYTES);
             if !is_valid {
                 let message = format!(
-                    "must be words with dots between, without spaces, * or >, of at most {MAX_PREFIX_BYTES} bytes"
+                    "must be words separated by dots, without spaces, * or >, of at most {MAX_PREFIX_BYTES} bytes"
                 );
                 return Err(problem("subject_prefix", message));
             }

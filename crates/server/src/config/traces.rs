@@ -75,7 +75,7 @@ impl Config {
         argument: Option<(&'static str, &str)>,
     ) -> Result<(), ConfigError> {
         let Some((name, sampler)) = sampler else { return Ok(()) };
-        // A caller that sends a trace context always decides itself, so the samplers with and without a parent are alike.
+        // The sampled flag of a caller's trace context always decides, so the samplers with and without a parent are the same.
         let (name, ratio) = match sampler.trim_start_matches("parentbased_") {
             "always_on" => (name, "1"),
             "always_off" => (name, "0"),
@@ -142,7 +142,7 @@ pub fn pairs(text: &str) -> Result<BTreeMap<String, String>, String> {
 }
 
 fn percent_decoded(text: &str) -> String {
-    // A form encodes a blank as `+`; here `+` is a plus sign.
+    // A form encodes a space as `+`; here `+` is a plus sign.
     let text = format!("v={}", text.replace('+', "%2B").replace('&', "%26"));
     url::form_urlencoded::parse(text.as_bytes()).next().map_or_else(String::new, |(_, value)| value.into_owned())
 }

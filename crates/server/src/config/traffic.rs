@@ -26,7 +26,7 @@ impl Config {
         }
     }
 
-    /// A budget that one batch exceeds would refuse it for ever.
+    /// A budget that one batch exceeds would refuse it forever.
     fn in_flight_bytes(&self) -> usize {
         ["server.in_flight_bytes", "server.batch_bytes", "server.body_bytes"]
             .map(|path| self.size(path))

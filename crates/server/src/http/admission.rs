@@ -1,7 +1,7 @@
 //! Limits the number of open connections, in total and per address.
 //!
 //! When the total is reached, a new connection takes the place of those that have been idle longest, so connections
-//! without a request lock no client out. A few connections above the total are accepted while their places become free; if
+//! without a request lock no client out. A few connections above the total are accepted until these are closed; if
 //! every connection has a request, these serve health checks only.
 
 use std::{
@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 /// Connections above the total that are accepted.
 pub const RESERVE: usize = 32;
-/// Idle connections that are closed together when the total is reached, at least and at most. To find them costs a look at
+/// Idle connections that are closed together when the total is reached, at least and at most. Finding them takes a scan of
 /// all connections, so they are one percent of the total.
 const EVICTED_TOGETHER: (usize, usize) = (16, 256);
 
 #[derive(Clone, Debug)]
 pub struct ConnectionLimits {
     pub total: usize,
-    /// For one address. Does not hold for loopback and for `trusted_proxies`, which speak for many clients.
+    /// For one address. Does not apply to loopback and `trusted_proxies`, which forward requests of many clients.
     pub per_address: usize,
     pub trusted_proxies: Vec<IpNet>,
 }
@@ -58,7 +58,7 @@ struct Activity {
     evicted: CancellationToken,
 }
 
-/// An admitted connection. Dropping it frees its place.
+/// An admitted connection. Dropping it frees its slot.
 pub struct Permit {
     admission: Arc<Admission>,
     address: IpAddr,
@@ -179,7 +179,7 @@ impl Tracked {
         }
     }
 
-    /// Waits until another connection needs the place of this idle one.
+    /// Waits until another connection needs the slot of this idle one.
     pub async fn evicted(&self) {
         self.activity.evicted.cancelled().await;
     }
@@ -228,7 +228,7 @@ mod tests {
         assert!(first.is_some() && admission.admit(address("::ffff:203.0.113.9")).is_none());
         assert!(admission.admit(address("203.0.113.10")).is_some());
         drop(first);
-        assert!(admission.admit(address("203.0.113.9")).is_some(), "a closed connection frees its place");
+        assert!(admission.admit(address("203.0.113.9")).is_some(), "a closed connection frees its slot");
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
         let admission = admission(4, 100);
         let permits: Vec<Permit> = (0..4).filter_map(|_| admission.admit(address("127.0.0.1"))).collect();
         let _busy = permits[0].tracked().begin();
-        let _new = admission.admit(address("127.0.0.1")).expect("a place");
+        let _new = admission.admit(address("127.0.0.1")).expect("a slot");
         let evicted: Vec<bool> = permits.iter().map(|permit| permit.activity.evicted.is_cancelled()).collect();
         assert_eq!(evicted, [false, true, true, false]);
     }

@@ -3,7 +3,7 @@
 //! An answer of up to 64 KiB costs nothing. A larger one takes its bytes from one budget of the process until its peer has
 //! read it. While the budget is used up, a request for such an answer waits without it and is handled again when there is
 //! room; the connections of peers that do not read are closed earlier than usual then. A connection whose previous answer
-//! was large asks for the room before its next request is handled, so a client that asks for many and reads none costs
+//! was large reserves its bytes before its next request is handled, so a client that requests many and reads none costs
 //! little.
 
 use std::sync::{
@@ -16,14 +16,21 @@ use axum::{
     body::{Body, HttpBody},
     http::{Method, Request, Response},
 };
-use faena_api::{ByteBudget, Charge, FREE_BYTES};
+use faena_api::{ByteBudget, Charge};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::ServiceExt;
 
 use super::unavailable;
 
-/// Requests without effect that are handled at the same time. What they read is in memory before its size is known.
-const READS: usize = 24;
+/// A larger answer takes its bytes from the budget.
+const LARGE_BYTES: usize = 64 << 10;
+/// Requests without effect that are handled at the same time, of connections whose previous answer was small. What they read is in
+/// memory before its size is known.
+const USUAL_READS: usize = 24;
+/// The same for connections without an answer yet.
+const FIRST_READS: usize = 8;
+/// The same for connections whose previous answer was large. Others wait for the processor meanwhile.
+const LARGE_READS: usize = 2;
 /// Requests without effect of one connection that are handled at the same time, or whose large answer is not sent. Until
 /// its first small answer, a connection has one.
 const READS_OF_CONNECTION: usize = 8;
@@ -32,7 +39,9 @@ const READS_OF_CONNECTION: usize = 8;
 #[derive(Clone)]
 pub struct Answers {
     budget: ByteBudget,
-    reads: Arc<Semaphore>,
+    usual: Arc<Semaphore>,
+    first: Arc<Semaphore>,
+    large: Arc<Semaphore>,
 }
 
 /// The answers of one connection.
@@ -68,7 +77,13 @@ impl ConnectionAnswers {
 
 impl Answers {
     pub fn new(bytes: usize) -> Answers {
-        Answers { budget: ByteBudget::new(bytes), reads: Arc::new(Semaphore::new(READS)) }
+        let reads = |count| Arc::new(Semaphore::new(count));
+        Answers {
+            budget: ByteBudget::new(bytes),
+            usual: reads(USUAL_READS),
+            first: reads(FIRST_READS),
+            large: reads(LARGE_READS),
+        }
     }
 
     /// Returns whether peers that do not read must make room for others.
@@ -84,15 +99,16 @@ impl Answers {
         connection: &ConnectionAnswers,
     ) -> (Response<Body>, Option<Unsent>) {
         if request.method() != Method::GET || request.uri().path().starts_with("/health") {
-            return (call(router, request).await, None);
+            return (Box::pin(call(router, request)).await, None);
         }
-        let read = connection.reads.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let permit = connection.reads.clone().acquire_owned().await.expect("the semaphore is never closed");
         let mut charge = Charge::new(&self.budget);
         if charge.cover(connection.previous.load(Ordering::Relaxed)).await.is_err() {
             return (refused(), None);
         }
         let (parts, body) = request.into_parts();
-        let mut response = self.read(router.clone(), Request::from_parts(parts.clone(), body)).await;
+        let reads = self.reads_of(connection);
+        let mut response = read(reads, router.clone(), Request::from_parts(parts.clone(), body)).await;
         let mut bytes = self.large_bytes(&response);
         connection.record(bytes);
         if !charge.try_cover(bytes) {
@@ -101,22 +117,34 @@ impl Answers {
             if charge.cover(bytes).await.is_err() {
                 return (refused(), None);
             }
-            response = self.read(router, Request::from_parts(parts, Body::empty())).await;
+            response = read(&self.large, router, Request::from_parts(parts, Body::empty())).await;
             bytes = self.large_bytes(&response);
         }
-        (response, (bytes > 0).then_some(Unsent { _charge: charge, _read: read }))
+        (response, (bytes > 0).then_some(Unsent { _charge: charge, _read: permit }))
     }
 
-    async fn read(&self, router: Router, request: Request<Body>) -> Response<Body> {
-        let _read = self.reads.acquire().await.expect("the semaphore is never closed");
-        call(router, request).await
+    /// Returns which requests of other connections the next request of this one waits for.
+    fn reads_of(&self, connection: &ConnectionAnswers) -> &Semaphore {
+        if connection.previous.load(Ordering::Relaxed) > 0 {
+            &self.large
+        } else if connection.had_small.load(Ordering::Relaxed) {
+            &self.usual
+        } else {
+            &self.first
+        }
     }
 
     /// Returns the size of a large answer, at most the whole budget, otherwise 0. A stream has no size.
     fn large_bytes(&self, response: &Response<Body>) -> usize {
         let bytes = response.body().size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-        if bytes > FREE_BYTES { bytes.min(self.budget.bytes()) } else { 0 }
+        if bytes > LARGE_BYTES { bytes.min(self.budget.bytes()) } else { 0 }
     }
+}
+
+async fn read(reads: &Semaphore, router: Router, request: Request<Body>) -> Response<Body> {
+    let _read = reads.acquire().await.expect("the semaphore is never closed");
+    // In a box, so that a request that waits is small.
+    Box::pin(call(router, request)).await
 }
 
 async fn call(router: Router, request: Request<Body>) -> Response<Body> {

@@ -38,7 +38,7 @@ use answers::{ConnectionAnswers, Unsent};
 pub use descriptors::raise_limit;
 use invalid::AnswersInvalid;
 use response::{ResponseBody, Unread};
-use stream::{ClientStream, Patience};
+use stream::{ClientStream, WriteTimeout};
 pub use tls::{Tls, TlsFiles};
 
 /// Pause after a failed accept, for example because the process has no file descriptor left.
@@ -46,9 +46,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often failed accepts and rejected connections are logged.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Requests that one HTTP/2 connection may have in flight.
-const MAX_STREAMS: u32 = 64;
+const MAX_STREAMS: u32 = 32;
 /// Data of requests that an HTTP/2 connection buffers while no handler reads it.
 const HTTP2_WINDOW_BYTES: u32 = 128 << 10;
+/// Data of one response that an HTTP/2 connection buffers while its peer does not read. The rest is counted (`answers.rs`).
+const HTTP2_UNSENT_BYTES: usize = 32 << 10;
 /// How long the requests of an HTTP/2 connection that is closed may take to end.
 const HTTP2_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Buffer of an HTTP/1 connection for headers and for responses that are not sent yet. Holds the largest set of headers.
@@ -177,8 +179,8 @@ where
     let tracked = permit.tracked();
     // HTTP/2 has its own limit for headers.
     let meter = (!is_http2).then(|| ReadMeter::new(&shared.budget));
-    let patience = Patience { timeout: shared.config.write_timeout, answers: shared.config.answers.clone() };
-    let stream = ClientStream::new(stream, permit, meter.clone(), patience);
+    let write_timeout = WriteTimeout { timeout: shared.config.write_timeout, answers: shared.config.answers.clone() };
+    let stream = ClientStream::new(stream, permit, meter.clone(), write_timeout);
     let (evicted, served) = (tracked.clone(), async {
         if is_http2 {
             serve_http2(&shared, stream, peer, tracked).await;
@@ -254,11 +256,12 @@ where
         .max_concurrent_streams(MAX_STREAMS)
         .initial_connection_window_size(HTTP2_WINDOW_BYTES)
         .initial_stream_window_size(HTTP2_WINDOW_BYTES)
+        .max_send_buf_size(HTTP2_UNSENT_BYTES)
         .max_header_list_size(MAX_HEADER_BYTES as u32);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    let patience = Patience { timeout: shared.config.write_timeout, answers: shared.config.answers.clone() };
-    let mut checks = tokio::time::interval((idle_timeout.min(patience.timeout) / 2).min(CHECK_EVERY));
+    let write_timeout = WriteTimeout { timeout: shared.config.write_timeout, answers: shared.config.answers.clone() };
+    let mut checks = tokio::time::interval((idle_timeout.min(write_timeout.timeout) / 2).min(CHECK_EVERY));
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -269,10 +272,10 @@ where
                 return;
             }
             _ = checks.tick() => {
-                if unread.is_stalled(patience.now()) {
+                if unread.is_stalled(write_timeout.current()) {
                     return;
                 }
-                // A peer that answers pings would otherwise keep its connection without a request for ever.
+                // A peer that answers pings would otherwise keep its connection without a request forever.
                 if u128::from(tracked.idle_ms()) >= idle_timeout.as_millis() {
                     break;
                 }
@@ -311,7 +314,7 @@ impl Caller {
     }
 }
 
-/// Answer to a request for which there is no room at the moment.
+/// Response to a request that the server has no capacity for at the moment.
 fn unavailable(message: &str) -> Response<Body> {
     let body = format!(r#"{{"error":{{"code":"UNAVAILABLE","message":"{message}","requestId":""}}}}"#);
     let mut response = Response::new(Body::from(body));

@@ -65,7 +65,7 @@ impl ResponseBody {
         ResponseBody { inner, rest: Bytes::new(), unread: Some(unread), meter: None, unsent, _request: request }
     }
 
-    /// Returns the next part of a frame. It waits for the peer until the next part is asked for.
+    /// Returns the next part of a frame. It waits for the peer until the next part is requested.
     fn part(&mut self, mut data: Bytes) -> Frame<Bytes> {
         if let Some((unread, id)) = &self.unread {
             self.rest = data.split_off(data.len().min(PART_BYTES));

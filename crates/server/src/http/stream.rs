@@ -15,21 +15,25 @@ use tokio::{
 
 use super::{admission::Permit, answers::Answers};
 
-/// What a peer must read in that time. A socket accepts more than this between two moments in which it is full, so only a
+/// What a peer must read within its write timeout. A socket accepts more than this between two moments in which it is full, so only a
 /// peer that reads byte by byte stays below.
 const MIN_READ_BYTES: usize = 4 << 10;
+
+/// Largest read of an HTTP/1 connection. hyper doubles the buffer of a connection after each read that fills it, so one byte less
+/// keeps that buffer at 16 KiB.
+const READ_BYTES: usize = (16 << 10) - 1;
 
 /// How long a peer may read nothing while others wait for its memory.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a peer may read nothing of its answer.
-pub struct Patience {
+/// How long a peer may take without reading any of its response.
+pub struct WriteTimeout {
     pub timeout: Duration,
     pub answers: Answers,
 }
 
-impl Patience {
-    pub fn now(&self) -> Duration {
+impl WriteTimeout {
+    pub fn current(&self) -> Duration {
         if self.answers.is_short() { self.timeout.min(SHORT_TIMEOUT) } else { self.timeout }
     }
 }
@@ -46,14 +50,14 @@ struct Stalled {
 pub struct ClientStream<S> {
     stream: S,
     meter: Option<ReadMeter>,
-    patience: Patience,
+    write_timeout: WriteTimeout,
     stalled: Option<Stalled>,
     _permit: Permit,
 }
 
 impl<S> ClientStream<S> {
-    pub fn new(stream: S, permit: Permit, meter: Option<ReadMeter>, patience: Patience) -> ClientStream<S> {
-        ClientStream { stream, meter, patience, stalled: None, _permit: permit }
+    pub fn new(stream: S, permit: Permit, meter: Option<ReadMeter>, write_timeout: WriteTimeout) -> ClientStream<S> {
+        ClientStream { stream, meter, write_timeout, stalled: None, _permit: permit }
     }
 
     /// Records how much a write accepted. Fails if the peer does not read.
@@ -70,7 +74,7 @@ impl<S> ClientStream<S> {
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
-                let pause = self.patience.timeout.min(SHORT_TIMEOUT);
+                let pause = self.write_timeout.timeout.min(SHORT_TIMEOUT);
                 let stalled = self.stalled.get_or_insert_with(|| Stalled {
                     since: Instant::now(),
                     bytes: 0,
@@ -78,7 +82,7 @@ impl<S> ClientStream<S> {
                 });
                 loop {
                     ready!(stalled.next_check.as_mut().poll(cx));
-                    if stalled.since.elapsed() >= self.patience.now() {
+                    if stalled.since.elapsed() >= self.write_timeout.current() {
                         return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")));
                     }
                     stalled.next_check.as_mut().reset(Instant::now() + pause);
@@ -90,13 +94,19 @@ impl<S> ClientStream<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
         if let Some(meter) = &self.meter {
             ready!(meter.poll_read(cx)).map_err(io::Error::other)?;
         }
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        if self.meter.is_none() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let wanted = buf.remaining().min(READ_BYTES);
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(wanted));
+        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+        let count = part.filled().len();
+        buf.advance(count);
         if let Some(meter) = &self.meter {
-            meter.add(buf.filled().len() - before);
+            meter.add(count);
         }
         Poll::Ready(Ok(()))
     }

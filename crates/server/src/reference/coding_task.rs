@@ -254,8 +254,8 @@ impl Page<'_> {
         self.line("");
         self.line(self.say("## Events", "## Eventos"));
         self.line(self.say(
-            "Every event travels as `{metadata: {taskId, traceId, timestamp, originator}, payload}`.",
-            "Cada evento viaja como `{metadata: {taskId, traceId, timestamp, originator}, payload}`.",
+            "Every event is sent as `{metadata: {taskId, traceId, timestamp, originator}, payload}`.",
+            "Cada evento se envía como `{metadata: {taskId, traceId, timestamp, originator}, payload}`.",
         ));
         let definition = self.definition;
         for (name, event) in &definition.events {

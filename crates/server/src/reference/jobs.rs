@@ -81,7 +81,7 @@ const EVENTS: &[(&str, &str)] = &[
     ("schedule.fired", "A due time of a schedule created a job."),
     ("schedule.missed", "A due time of a schedule was skipped."),
     ("task.created", "A task was created, or a queued task started."),
-    ("task.queued", "A task was created and waits, because its machine runs as many tasks as it may."),
+    ("task.queued", "A task was created and waits, because its machine has reached its limit of running tasks."),
     ("task.state.changed", "A task changed its state."),
     ("task.ended", "A task ended."),
     ("task.deadline_missed", "A task stayed silent, without progress or in a state for too long."),

@@ -9,15 +9,15 @@ mod limits;
 mod many_kills;
 
 use std::{
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
 };
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
-use crate::faena::{Faena, command, eventually};
+use crate::faena::{Faena, command, eventually, print_log_after_panic, spawn_with_log};
 use agent::write_script;
 
 /// A server with the adapters around it, a repository, and the scripts of an agent and of tests.
@@ -47,16 +47,9 @@ impl Adapter {
     }
 
     pub fn start_with(folder: &Path, environment: &[(&str, &str)], name: &str, arguments: &[&str]) -> Adapter {
-        let log = (0..).map(|n| folder.join(format!("{name}-{n}.log"))).find(|path| !path.exists()).unwrap();
-        let child = command(folder)
-            .args(["adapter", name])
-            .args(arguments)
-            .envs(environment.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
+        let mut program = command(folder);
+        program.args(["adapter", name]).args(arguments).envs(environment.iter().copied());
+        let (child, log) = spawn_with_log(&mut program, folder, name);
         Adapter { child, log }
     }
 
@@ -100,16 +93,12 @@ impl Drop for Adapter {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if std::thread::panicking() {
-            let log = self.log();
-            let lines: Vec<&str> = log.lines().collect();
-            eprintln!("--- {}\n{}", self.log.display(), lines[lines.len().saturating_sub(40)..].join("\n"));
-        }
+        print_log_after_panic(&self.log);
     }
 }
 
 impl Workshop {
-    /// Starts a server and creates a repository with one commit.
+    /// Starts a server and creates a repository with one commit, and the scripts of an agent and of tests that succeed.
     pub async fn start() -> Workshop {
         Workshop::start_with("").await
     }
@@ -128,6 +117,9 @@ impl Workshop {
         workshop.git(&["-C", "seed", "add", "README"]);
         workshop.git(&[&identity[..], &["commit", "--quiet", "--message", "begin"]].concat());
         workshop.git(&["-C", "seed", "push", "--quiet", "origin", "HEAD:main"]);
+        for (name, code) in [("plan.sh", agent::PLAN), ("code.sh", agent::CODE), ("test.sh", agent::TEST)] {
+            workshop.script(name, code);
+        }
         workshop
     }
 

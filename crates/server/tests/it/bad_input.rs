@@ -47,7 +47,7 @@ async fn requests_that_are_not_valid_http_get_the_error_body() {
     let cases: Vec<(&str, Vec<u8>, (u16, &str))> = vec![
         ("no HTTP", b"hello\r\n\r\n".to_vec(), invalid),
         ("a version that does not exist", b"GET / HTTP/9.9\r\n\r\n".to_vec(), invalid),
-        ("a blank in a header name", with_header(b"X Y: 1"), invalid),
+        ("a space in a header name", with_header(b"X Y: 1"), invalid),
         ("a null byte in a header", with_header(b"X-Request-Id: a\0b"), invalid),
         ("an escape sequence in a header", with_header(b"X-Request-Id: \x1b[31m"), invalid),
         ("a header without a colon", with_header(b"nonsense"), invalid),
@@ -90,7 +90,7 @@ async fn a_body_that_expands_to_gigabytes_is_rejected_and_takes_no_memory() {
     let faena = Faena::start(folder.path(), &[]).await;
     let mut member = Vec::new();
     GzipEncoder::new(&vec![b' '; 16 << 20][..]).read_to_end(&mut member).await.unwrap();
-    // 4 GiB of blanks in about 4 MiB.
+    // 4 GiB of spaces in about 4 MiB.
     let bomb = member.repeat(256);
     let url = format!("{}/api/v1/jobs/batch", faena.url);
     let before = peak_mib(faena.process_id());

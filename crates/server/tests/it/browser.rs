@@ -12,9 +12,11 @@ use chrome::{Chrome, ENTER, ESCAPE, TAB, with_chrome};
 
 /// Rules that depend on the theme or on the width. All others hold for a page however it is shown.
 const VISUAL_RULES: [&str; 3] = ["color-contrast", "link-in-text-block", "scrollable-region-focusable"];
+/// Themes and widths in which every page is looked at.
+const LOOKS: [(&str, u32); 4] = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_page_is_accessible_in_both_themes_and_fits_a_phone_in_both_languages() {
+async fn every_page_is_accessible_and_fits_in_both_themes_and_languages_on_a_phone_too() {
     let (shell, seed) = seed::seeded().await;
     with_chrome(&shell.faena.url, async |chrome| {
         axe::install(chrome).await;
@@ -22,20 +24,31 @@ async fn every_page_is_accessible_in_both_themes_and_fits_a_phone_in_both_langua
             chrome.set_theme("light").await;
             chrome.set_width(1280).await;
             chrome.open(page).await;
-            chrome.assert_fits(page).await;
             axe::assert_accessible(chrome, page, &[]).await;
-            chrome.set_theme("dark").await;
-            axe::assert_accessible(chrome, page, &VISUAL_RULES).await;
-            chrome.set_width(360).await;
-            chrome.assert_fits(&format!("{page} on a phone")).await;
-            axe::assert_accessible(chrome, page, &VISUAL_RULES).await;
+            for (theme, width) in LOOKS {
+                chrome.set_theme(theme).await;
+                chrome.set_width(width).await;
+                let variant = format!("en.{theme}.{width}");
+                chrome.assert_fits(&format!("{page} {variant}")).await;
+                axe::assert_accessible(chrome, &format!("{page} {variant}"), &VISUAL_RULES).await;
+                chrome.picture(page, &variant).await;
+            }
             chrome.assert_no_errors(page).await;
         }
         chrome.set_language("es").await;
         for page in &seed.pages {
             chrome.open(page).await;
             assert_eq!(chrome.js("return document.documentElement.lang").await, "es", "{page}");
-            chrome.assert_fits(&format!("{page} in Spanish on a phone")).await;
+            axe::assert_accessible(chrome, &format!("{page} in Spanish"), &[]).await;
+            for (theme, width) in LOOKS {
+                chrome.set_theme(theme).await;
+                chrome.set_width(width).await;
+                let variant = format!("es.{theme}.{width}");
+                chrome.assert_fits(&format!("{page} {variant}")).await;
+                axe::assert_accessible(chrome, &format!("{page} {variant}"), &VISUAL_RULES).await;
+                chrome.picture(page, &variant).await;
+            }
+            chrome.assert_no_errors(page).await;
         }
     })
     .await;
@@ -47,6 +60,8 @@ async fn a_person_submits_finds_retries_and_watches_jobs() {
     with_chrome(&shell.faena.url, async |chrome| {
         submit_a_job(chrome).await;
         filter_and_retry(chrome).await;
+        search_texts_and_sort(chrome).await;
+        change_and_repeat_a_job(chrome, &shell).await;
         watch_a_list(chrome, &shell).await;
         pause_a_queue(chrome).await;
         approve_a_task(chrome, &shell, &seed.task).await;
@@ -83,6 +98,68 @@ async fn filter_and_retry(chrome: &Chrome) {
     assert_eq!(chrome.text("h1").await, "Retry: 1 job", "the question says how many");
     chrome.follow("button.primary").await;
     assert!(chrome.text(".notice").await.contains("1 job changed"));
+}
+
+async fn search_texts_and_sort(chrome: &Chrome) {
+    for (text, found) in [("error:503", 1), ("payload:orderid", 3), ("payload:\"no such text\"", 0)] {
+        chrome.open("/jobs").await;
+        chrome.fill("input[name=q]", text).await;
+        chrome.press(ENTER).await;
+        chrome.until("location.search.includes('q=') && document.readyState === 'complete'").await;
+        assert_eq!(chrome.js("return document.querySelectorAll('tbody tr').length").await, found, "{text}");
+    }
+    chrome.open("/jobs?queue=sync").await;
+    let rows = "return [...document.querySelectorAll('tbody tr')].map((row) => row.dataset.key)";
+    let newest = chrome.js(rows).await;
+    chrome.follow(".sorts a[href*='order=asc']").await;
+    let mut oldest = chrome.js(rows).await;
+    assert_eq!(chrome.text(".sorts [aria-current]").await, "oldest");
+    oldest.as_array_mut().unwrap().reverse();
+    assert_eq!((oldest.as_array().unwrap().len(), &oldest), (4, &newest), "the filter stays");
+    chrome.follow(".sorts a[href*='sort=priority']").await;
+    let first = chrome.js("return document.querySelector('tbody tr').dataset.key").await;
+    assert_eq!(first, newest[0], "the critical job was the last");
+}
+
+/// Edits a job that waits, runs it again with changes, and copies it, with the keyboard as well.
+async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
+    let body =
+        json!({"name": "label.print", "queue": "print", "payload": {"copies": 1, "note": "it's"}, "tags": ["paper"]});
+    let id = shell.faena.submit(body).await;
+    chrome.open(&format!("/jobs/{id}")).await;
+    chrome.js("window.isLeft = true").await;
+    chrome.press("e").await;
+    chrome.until("!window.isLeft && location.pathname.endsWith('/edit') && document.readyState === 'complete'").await;
+    chrome.fill("textarea[name=payload]", "{\"copies\": 2, \"note\": \"it's\"}").await;
+    chrome.follow("form.panel button.primary").await;
+    assert!(chrome.text(".notice").await.contains("saved"));
+    assert!(chrome.text("#payload").await.contains("\"copies\": 2"));
+    chrome.click("#curl-details summary").await;
+    let command = chrome.text("#curl").await;
+    assert!(command.starts_with(&format!("curl -X POST {}/api/v1/jobs ", shell.faena.url)), "{command}");
+    let permissions = json!({"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]});
+    chrome.command("Browser.grantPermissions", permissions).await;
+    chrome.click("[data-copy=curl]").await;
+    chrome.until("document.querySelector('[data-copy=curl]').textContent === 'Copied'").await;
+    let copied = chrome.js_async("navigator.clipboard.readText().then(arguments[0])", json!([])).await;
+    assert_eq!(copied, command.as_str());
+    let output = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+    let created: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (_, copy) = shell.faena.get(&format!("/api/v1/jobs/{}", created["id"].as_str().unwrap())).await;
+    assert_eq!(
+        (&copy["payload"]["note"], &copy["tags"], &copy["queue"]),
+        (&json!("it's"), &json!(["paper"]), &json!("print"))
+    );
+    chrome.js("window.isLeft = true").await;
+    chrome.press("a").await;
+    chrome.until("!window.isLeft && location.pathname === '/jobs/new' && document.readyState === 'complete'").await;
+    chrome.fill("textarea[name=payload]", "{\"copies\": 3}").await;
+    chrome.follow("form.panel button.primary").await;
+    assert_eq!(chrome.text("h1").await, "label.print");
+    assert!(chrome.text("#payload").await.contains("\"copies\": 3"));
+    assert!(!chrome.js("return location.pathname").await.as_str().unwrap().contains(&id), "it is another job");
+    chrome.press("?").await;
+    assert!(chrome.text("#keys").await.contains("Edit"), "the page says which keys there are");
 }
 
 /// New rows wait behind a line; rows that change do so in place; nothing is loaded again.
@@ -194,6 +271,54 @@ async fn read_without_script(chrome: &Chrome, pages: &[String]) {
     chrome.fill("input[name=name]", "without.script").await;
     chrome.follow("form.panel button.primary").await;
     assert_eq!(chrome.text("h1").await, "without.script", "acting works too");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dependencies_of_a_job_are_drawn_and_listed() {
+    let shell = Shell::start(&[]).await;
+    let root =
+        shell.faena.submit(json!({"name": "extract", "queue": "etl", "scheduledAt": "2099-01-01T00:00:00Z"})).await;
+    let script = "<script>window.hostile=1</script>";
+    let long = format!("a name that is much too long for its box {script}");
+    let hub = shell.faena.submit(json!({"name": long, "queue": "etl", "type": "load", "dependsOn": [root]})).await;
+    let children: Vec<Value> =
+        (0..200).map(|n| json!({"name": format!("report {n}"), "type": "report", "dependsOn": [hub]})).collect();
+    let (status, answer) = shell.faena.post("/api/v1/jobs/batch", json!({"jobs": children})).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    with_chrome(&shell.faena.url, async |chrome| {
+        axe::install(chrome).await;
+        let page = format!("/jobs/{hub}");
+        chrome.open(&page).await;
+        assert_eq!(chrome.js("return document.querySelectorAll('.graph a').length").await, 60);
+        assert_eq!(chrome.js("return document.querySelectorAll('.graph .edge').length").await, 59);
+        assert_eq!(chrome.text(".graph-note").await, "Dependencies not shown: 142. Open a job to see those around it.");
+        let current = "const [box, node] = ['#graph', '#graph .current'].map((e) => document.querySelector(e).getBoundingClientRect());
+             return node.left >= box.left && node.right <= box.right && node.top >= box.top && node.bottom <= box.bottom";
+        for (theme, width) in LOOKS {
+            chrome.set_theme(theme).await;
+            chrome.set_width(width).await;
+            chrome.open(&page).await;
+            chrome.assert_fits(&format!("{page} {theme} {width}")).await;
+            assert_eq!(chrome.js(current).await, true, "the job itself is in view");
+            axe::assert_accessible(chrome, &page, &[]).await;
+            chrome.picture("/jobs/with-dependencies", &format!("en.{theme}.{width}")).await;
+        }
+        assert_eq!(chrome.js("return window.hostile === undefined").await, true);
+        chrome.set_width(1280).await;
+        chrome.click("#graph-list summary").await;
+        let list = chrome.text("#graph-list").await;
+        assert!(list.contains("extract") && list.contains("Depends on") && list.contains("Needed by"), "{list}");
+        chrome.follow(&format!("#graph-list a[href='/jobs/{root}']")).await;
+        assert_eq!(chrome.text("h1").await, "extract");
+        assert_eq!(chrome.js("return document.querySelectorAll('.graph a').length").await, 60);
+        assert_eq!(chrome.text(".graph .current .name").await, "extract");
+        chrome.assert_no_errors(&page).await;
+        chrome.command("Emulation.setScriptExecutionDisabled", json!({"value": true})).await;
+        chrome.open(&page).await;
+        chrome.click("#graph-list summary").await;
+        assert!(chrome.text("#graph-list").await.contains("extract"), "the list works without script");
+    })
+    .await;
 }
 
 /// Names, queues, tags, errors, payloads, titles and plans that try to break out of the page or its layout.

@@ -91,7 +91,7 @@ async fn assert_works(faena: &Faena, worker: &mut StreamWorker<WebSocket>, step:
 }
 
 fn assert_nothing_lost(faena: &Faena) {
-    for text in ["worker lost", "node declared dead", "dead node recovered", "job timed out"] {
+    for text in ["worker lost", "was declared dead", "jobs of dead nodes recovered", "job timed out"] {
         assert!(!faena.log().contains(text), "{text}: {}", faena.log());
     }
 }

@@ -469,6 +469,24 @@ async fn dead_letters_are_listed_retried_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn jobs_dependencies_lists_what_is_around_a_job() {
+    let shell = Shell::start(&[]).await;
+    let parent = shell.faena.submit(json!({"name": "extract", "scheduledAt": "2099-01-01T00:00:00Z"})).await;
+    let job = shell.faena.submit(json!({"name": "load", "dependsOn": [parent]})).await;
+    let child = shell.faena.submit(json!({"name": "report", "dependsOn": [job]})).await;
+    let printed = shell.stdout(&["jobs", "dependencies", &job]);
+    let places = [&parent, &job, &child].map(|id| printed.find(id.as_str()));
+    assert!(places.is_sorted() && places[0].is_some(), "{printed}");
+    assert!(printed.contains("-1") && printed.contains("+1") && printed.contains("extract"), "{printed}");
+    let printed = shell.json(&["jobs", "dependencies", &job, "--json"]);
+    assert_eq!((printed["jobs"].as_array().unwrap().len(), &printed["hidden"]), (3, &json!(0)));
+    let alone = shell.faena.submit(json!({"name": "noop", "payload": {"to": "Ada"}})).await;
+    assert!(shell.stdout(&["jobs", "dependencies", &alone]).contains("depends on no job"));
+    let found = shell.json(&["jobs", "list", "--payload", "ada", "--json"]);
+    assert_eq!((&found["total"], &found["jobs"][0]["id"]), (&json!(1), &json!(alone)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn jobs_why_explains_a_job() {
     let shell = Shell::start(&[]).await;
     shell.stdout(&["queues", "pause", "mail", "--reason", "the SMTP server is down"]);

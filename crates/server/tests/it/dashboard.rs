@@ -12,11 +12,10 @@ use crate::{
 };
 
 /// Every page that needs no id.
-const PAGES: [&str; 21] = [
+pub const PAGES: [&str; 19] = [
     "/",
     "/jobs",
     "/jobs/new",
-    "/jobs?q=type:noop+state:failed",
     "/jobs/bulk/retry?status=FAILED",
     "/queues",
     "/limits",
@@ -30,22 +29,21 @@ const PAGES: [&str; 21] = [
     "/workers",
     "/events",
     "/webhooks",
-    "/trace?id=none",
     "/audit",
     "/keys",
     "/about",
 ];
 
 /// A browser without script: it follows no redirections by itself, so that tests see them.
-struct Browser {
+pub struct Browser {
     http: Client,
     url: String,
     cookies: Vec<(String, String)>,
-    language: &'static str,
+    pub language: &'static str,
 }
 
 impl Browser {
-    fn new(faena: &Faena) -> Browser {
+    pub fn new(faena: &Faena) -> Browser {
         let _ = http();
         let http =
             Client::builder().no_proxy().redirect(Policy::none()).timeout(Duration::from_secs(60)).build().unwrap();
@@ -69,14 +67,14 @@ impl Browser {
         }
     }
 
-    async fn get(&mut self, path: &str) -> Response {
+    pub async fn get(&mut self, path: &str) -> Response {
         let request = self.http.get(format!("{}{path}", self.url)).header(header::COOKIE, self.cookie());
         let answer = request.header(header::ACCEPT_LANGUAGE, self.language).send().await.unwrap();
         self.remember(&answer);
         answer
     }
 
-    async fn text(&mut self, path: &str) -> String {
+    pub async fn text(&mut self, path: &str) -> String {
         let answer = self.get(path).await;
         let status = answer.status();
         let text = answer.text().await.unwrap();
@@ -85,12 +83,12 @@ impl Browser {
     }
 
     /// Submits a form, as a page of this server does.
-    async fn submit(&mut self, path: &str, fields: &[(&str, &str)]) -> Response {
+    pub async fn submit(&mut self, path: &str, fields: &[(&str, &str)]) -> Response {
         let origin = self.url.clone();
         self.submit_from(path, fields, &origin).await
     }
 
-    async fn submit_from(&mut self, path: &str, fields: &[(&str, &str)], origin: &str) -> Response {
+    pub async fn submit_from(&mut self, path: &str, fields: &[(&str, &str)], origin: &str) -> Response {
         let body = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
         let request = self.http.post(format!("{}{path}", self.url)).header(header::COOKIE, self.cookie());
         let request =
@@ -107,7 +105,7 @@ async fn every_page_works_in_both_languages_and_forbids_everything_from_elsewher
     let mut browser = Browser::new(&shell.faena);
     for language in ["en", "es"] {
         browser.language = language;
-        for path in PAGES {
+        for path in PAGES.into_iter().chain(["/jobs?q=type:noop+state:failed", "/trace?id=none"]) {
             let answer = browser.get(path).await;
             assert_eq!(answer.status(), StatusCode::OK, "{path}");
             let policy = answer.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().to_owned();
@@ -197,7 +195,39 @@ async fn failed_jobs_are_retried_together_after_a_dry_run() {
     browser.submit("/jobs/bulk/retry?status=FAILED&type=http.request", &[]).await;
     assert!(browser.text("/jobs").await.contains("2 jobs changed"));
     let overview = browser.text("/").await;
-    assert!(overview.contains("Finished per hour") && overview.contains("<svg"), "{overview}");
+    assert!(overview.contains("Finished per minute") && overview.contains("id=\"per-minute\""), "{overview}");
+    eventually("the chart of the last hour has the failures", async || {
+        let overview = browser.text("/").await;
+        (overview.contains("Failed, last hour") && overview.contains("completed: 0, failed: ")).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_needs_a_person_is_on_the_first_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let sink = "[[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"http://127.0.0.1:9/\"\n";
+    std::fs::write(folder.path().join("faena.toml"), sink).unwrap();
+    let faena = Faena::start(folder.path(), &[("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8")]).await;
+    let mut browser = Browser::new(&faena);
+    assert!(browser.text("/").await.contains("Nothing needs attention right now."));
+    assert!(browser.text("/").await.contains("No job has finished in the last hour."));
+    let payload = json!({"method": "GET", "url": "http://10.0.0.1/"});
+    faena.submit(json!({"name": "http.request", "payload": payload, "maxRetries": 0})).await;
+    faena.post("/api/v1/queues/default/pause", json!({})).await;
+    for (link, text) in [
+        ("/dead-letters", "1 dead letter"),
+        ("/events", "Sink is down: “hook”"),
+        ("/queues", "Queue is paused: “default”"),
+    ] {
+        eventually(text, async || {
+            let overview = browser.text("/").await;
+            let list = overview.split("class=\"panel attention\"").nth(1)?.split("</ul>").next()?.to_owned();
+            let entry = list.split("<li>").find(|entry| entry.contains(text))?;
+            entry.contains(&format!("href=\"{link}\"")).then_some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -376,6 +406,8 @@ async fn a_job_has_its_dependencies_webhooks_and_events_on_its_page_and_the_serv
     let html = browser.text(&format!("/jobs/{child}")).await;
     let link = format!("href=\"/jobs/{parent}\">noop</a>");
     assert!(html.contains("Depends on") && html.contains(&link), "{html}");
+    assert!(html.contains("id=\"graph\"") && html.contains("class=\"current\""), "it is drawn: {html}");
+    assert!(browser.text(&format!("/jobs/{parent}")).await.contains("Needed by"), "its parent names it");
     eventually("the event is on the page", async || {
         browser.text(&format!("/jobs/{child}")).await.contains("job.created").then_some(())
     })

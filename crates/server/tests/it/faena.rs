@@ -27,6 +27,23 @@ pub fn run(folder: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> O
     command(folder).envs(environment.iter().copied()).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
+/// Starts a program with its log in a new file of `folder`. Returns the process and the file.
+pub fn spawn_with_log(program: &mut Command, folder: &Path, name: &str) -> (Child, PathBuf) {
+    let log = (0..).map(|n| folder.join(format!("{name}-{n}.log"))).find(|path| !path.exists()).unwrap();
+    program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log).unwrap());
+    (program.spawn().unwrap(), log)
+}
+
+/// Prints the last lines of the log of a program if the test has failed.
+pub fn print_log_after_panic(log: &Path) {
+    if std::thread::panicking() {
+        let text = fs::read_to_string(log).unwrap_or_default();
+        let tail: Vec<&str> = text.lines().rev().take(40).collect();
+        eprintln!("--- last lines of {}", log.display());
+        tail.iter().rev().for_each(|line| eprintln!("{line}"));
+    }
+}
+
 pub fn http() -> Client {
     static CRYPTO: Once = Once::new();
     CRYPTO.call_once(|| rustls::crypto::aws_lc_rs::default_provider().install_default().unwrap());
@@ -43,6 +60,24 @@ pub async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>
         assert!(started_at.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Returns the settings of a queue in Redis, if the tests run again with `FAENA_TEST_QUEUE=redis` and this one does not choose a
+/// queue itself. Servers of one database get the same prefix.
+fn redis_queue(folder: &Path, environment: &[(&str, &str)]) -> Vec<(&'static str, String)> {
+    let is_chosen =
+        environment.iter().any(|(name, _)| ["FAENA_QUEUE_BACKEND", "REDIS_URL", "QUEUE_PREFIX"].contains(name));
+    if is_chosen || std::env::var("FAENA_TEST_QUEUE").as_deref() != Ok("redis") {
+        return Vec::new();
+    }
+    let url = std::env::var("FAENA_TEST_REDIS").expect("FAENA_TEST_REDIS is not set: run this test with ./test");
+    let database = environment.iter().find(|(name, value)| *name == "DATABASE_URL" && value.starts_with("postgres"));
+    // Tests reach one database by several addresses, but its name is unique.
+    let database = match database.and_then(|(_, url)| url.rsplit_once('/')) {
+        Some((_, name)) => name.split('?').next().unwrap().to_owned(),
+        None => folder.display().to_string().replace('/', ":"),
+    };
+    vec![("FAENA_QUEUE_BACKEND", "redis".into()), ("REDIS_URL", url), ("QUEUE_PREFIX", format!("test-{database}"))]
 }
 
 /// A server process. Dropping it kills the process.
@@ -80,16 +115,12 @@ impl Faena {
 
     /// Starts a server through `program`: the binary, or a program that runs it. Passes `flags` to `serve`.
     pub fn spawn_with(mut program: Command, folder: &Path, environment: &[(&str, &str)], flags: &[&str]) -> Faena {
-        let log = (0..).map(|n| folder.join(format!("faena-{n}.log"))).find(|path| !path.exists()).unwrap();
-        let child = program
+        program
             .args(["serve", "--port", "0"])
             .args(flags)
-            .envs(environment.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(&log).unwrap())
-            .spawn()
-            .unwrap();
+            .envs(redis_queue(folder, environment))
+            .envs(environment.iter().copied());
+        let (child, log) = spawn_with_log(&mut program, folder, "faena");
         Faena { child, log, url: String::new(), http: http(), sessions: Arc::default() }
     }
 
@@ -227,12 +258,7 @@ impl Drop for Faena {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if std::thread::panicking() {
-            let log = self.log();
-            let tail: Vec<&str> = log.lines().rev().take(30).collect();
-            eprintln!("--- last lines of {}", self.log.display());
-            tail.iter().rev().for_each(|line| eprintln!("{line}"));
-        }
+        print_log_after_panic(&self.log);
     }
 }
 

@@ -93,7 +93,7 @@ async fn clients_that_do_not_read_make_room_for_the_large_answers_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_memory_of_large_requests_is_given_back() {
+async fn the_memory_of_large_requests_is_released() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[("FAENA_SERVER_IN_FLIGHT_BYTES", "268435456")]).await;
     let resident_mib = || {
@@ -204,7 +204,7 @@ async fn an_accept_that_fails_is_logged() {
 }
 
 #[test]
-fn an_innocent_client_is_served_during_every_attack() {
+fn a_regular_client_is_served_during_every_attack() {
     let folder = tempfile::tempdir().unwrap();
     let arguments =
         ["bench", "--attacks", "--clients", "20", "--seconds", "1", "--json", "figures.json", "--folder", "."];
@@ -212,7 +212,7 @@ fn an_innocent_client_is_served_during_every_attack() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let figures: Value = serde_json::from_slice(&std::fs::read(folder.path().join("figures.json")).unwrap()).unwrap();
     let figures = figures["figures"].as_array().unwrap();
-    let errors = figures.iter().filter(|row| row["what"].as_str().unwrap().ends_with("errors of the innocent client"));
+    let errors = figures.iter().filter(|row| row["what"].as_str().unwrap().ends_with("errors of the regular client"));
     let errors: Vec<f64> = errors.map(|row| row["value"].as_f64().unwrap()).collect();
     assert_eq!(errors, [0.0; 9], "{figures:#?}");
 }

@@ -18,7 +18,7 @@ const IN_QUEUE: usize = 100;
 const JOB_MS: i64 = 60;
 
 const RULES: &str = "
-[[queue]]
+[[queues]]
 name = \"narrow\"
 concurrency = 100
 

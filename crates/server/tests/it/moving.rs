@@ -103,6 +103,9 @@ impl Worker<'_> {
     }
 }
 
+const CREATE_TASK: [&str; 7] =
+    ["tasks", "create", "payment", "{\"amount\": 7}", "--idempotency-key", "payment-7", "--json"];
+
 /// What the test needs to know about the source.
 struct Content {
     in_flight: (String, i64),
@@ -178,7 +181,7 @@ async fn fill(faena: &Faena, folder: &Path) -> Content {
         stdout
     };
     ops(&["machines", "register", "payment.yaml"]);
-    let task = ops(&["tasks", "create", "payment", "{\"amount\": 7}", "--json"]);
+    let task = ops(&CREATE_TASK);
     let task: Value = serde_json::from_str(&task).unwrap();
     Content {
         in_flight: jobs[2].clone(),
@@ -242,6 +245,7 @@ async fn assert_goes_on(faena: &Faena, folder: &Path, content: &Content) {
     assert_eq!(answer.status(), StatusCode::OK, "{}", answer.text().await.unwrap());
     let job = show(&["jobs", "show", id, "--json"]);
     assert_eq!((&job["status"], &job["progress"]["percentage"]), (&json!("COMPLETED"), &json!(40)), "{job:#}");
+    assert_eq!(show(&CREATE_TASK)["id"], content.task, "the idempotency key counts in the new database");
     ops(&["tasks", "approve", &content.task]);
     eventually("the task ends", async || {
         let task = show(&["tasks", "show", &content.task, "--json"]);

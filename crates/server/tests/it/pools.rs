@@ -175,8 +175,8 @@ async fn a_command_that_ends_at_once_without_an_error_is_restarted_with_growing_
 async fn assert_restarted_with_growing_delays(code: u8) {
     let command = format!(r#"command = ["sh", "-c", "echo start >>starts; exit {code}"]"#);
     let server = PoolServer::with_command(&command).await;
-    let log = eventually("five failures are logged, and that the pool is broken", async || {
-        Some(server.faena.log()).filter(|log| log.contains("ERROR pool is broken"))
+    let log = eventually("five failures are logged, and that the pool keeps failing", async || {
+        Some(server.faena.log()).filter(|log| log.contains("ERROR pool processes keep failing"))
     })
     .await;
     let failures: Vec<&str> = log.lines().filter(|line| line.contains("pool process failed at its start")).collect();

@@ -132,7 +132,7 @@ async fn nothing_survives_if_the_program_stops_its_guard() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_moves_on_all_the_time_does_not_survive() {
+async fn a_process_that_keeps_starting_new_sessions_does_not_survive() {
     let server = ShellServer::start().await;
     let script = server.folder.path().join("hop.sh");
     fs::write(&script, format!("setsid sh {} &\n", script.display())).unwrap();
@@ -238,7 +238,7 @@ async fn a_program_cannot_read_the_secrets_of_its_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_cannot_be_started_is_told_from_one_that_says_so() {
+async fn a_failure_to_start_a_program_differs_from_a_program_that_prints_the_same_error() {
     let server = ShellServer::start().await;
     let job = server.run(json!({"argv": ["no-such-program"]}), "FAILED").await;
     assert!(job["error"].as_str().unwrap().starts_with("cannot start no-such-program: "), "{job:#}");

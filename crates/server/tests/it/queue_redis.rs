@@ -189,6 +189,77 @@ async fn an_outage_of_redis_is_shown_everywhere() {
     assert_eq!(status.as_u16(), 200);
 }
 
+/// Stops a server that has jobs waiting, and returns what `faena doctor` finds after each change of Redis.
+async fn assert_doctor_reports_drift(folder: &Path, more: &[(&str, &str)]) {
+    let broker = Broker::redis("").await;
+    let url = broker.url();
+    let environment = with_redis(&url, more);
+    let mut faena = Faena::start(folder, &environment).await;
+    let (status, _) = faena.post("/api/v1/queues/default/pause", json!({})).await;
+    assert!(status.is_success());
+    let ids = [faena.submit(json!({"name": "noop"})).await, faena.submit(json!({"name": "noop"})).await];
+    let later = faena.submit(json!({"name": "noop", "scheduledAt": "2099-01-01T00:00:00Z"})).await;
+    eventually("the entries", async || {
+        let counts = ["ZCARD scheduler:queue:priority", "ZCARD scheduler:queue:delayed"].map(|ask| redis(&url, ask));
+        (counts == [":2\r\n", ":1\r\n"]).then_some(())
+    })
+    .await;
+    let findings = || -> Vec<(String, String, Value)> {
+        let (_, report, error) = output_parts(&run(folder, &environment, &["doctor", "--json"]));
+        let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}{error}"));
+        let found = report["findings"].as_array().unwrap().iter();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        found
+            .filter(|finding| text(&finding["code"]).starts_with("redis-"))
+            .map(|finding| (text(&finding["code"]), text(&finding["text"]), finding["count"].clone()))
+            .collect()
+    };
+    assert_eq!(findings(), [], "a server is running");
+    faena.kill();
+    assert_eq!(findings(), []);
+
+    redis(&url, &format!("ZREM scheduler:queue:priority {}", ids[0]));
+    redis(&url, &format!("ZREM scheduler:queue:delayed {later}"));
+    let found = findings();
+    assert_eq!((found.len(), found[0].0.as_str(), &found[0].2), (1, "redis-missing", &json!(2)), "{found:?}");
+    assert!(found[0].1.contains(&format!("{} in queue:priority", ids[0])), "{found:?}");
+    assert!(found[0].1.contains(&format!("{later} in queue:delayed")), "{found:?}");
+    redis(&url, "ZADD scheduler:queue:priority 7 foreign-member");
+    redis(&url, "SET scheduler:cache:1 mine");
+    let codes = || -> Vec<String> { findings().into_iter().map(|(code, ..)| code).collect() };
+    assert_eq!(codes(), ["redis-missing", "redis-extra", "redis-foreign-key"]);
+    redis(&url, "HSET scheduler:faena format 2");
+    assert_eq!(codes(), ["redis-format", "redis-foreign-key"]);
+    redis(&url, "HSET scheduler:faena format 0");
+    assert_eq!(codes(), ["redis-format", "redis-foreign-key"]);
+    redis(&url, "FLUSHALL");
+    assert_eq!(codes(), ["redis-not-filled"]);
+    redis(&url, "SET scheduler:queue:priority mine");
+    redis(&url, "HSET scheduler:faena format 1");
+    assert_eq!(codes(), ["redis-foreign-key"]);
+
+    // The server repairs all of it.
+    let faena = Faena::start(folder, &environment).await;
+    eventually("the repaired queue", async || findings().is_empty().then_some(())).await;
+    faena.post("/api/v1/queues/default/resume", json!({})).await;
+    for id in &ids {
+        faena.wait_for_state(id, "COMPLETED").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_reports_what_differs_between_redis_and_the_database_on_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_doctor_reports_drift(folder.path(), &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_reports_what_differs_between_redis_and_the_database_on_postgres() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = Database::create().await;
+    assert_doctor_reports_drift(folder.path(), &[("DATABASE_URL", database.url.as_str())]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_its_redis_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();

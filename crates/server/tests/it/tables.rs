@@ -161,7 +161,10 @@ async fn check_shortened_ids(shell: &Shell) {
     assert_eq!(shell.json(&["jobs", "why", &unique.to_uppercase(), "--json"])["jobId"], json!(first));
     let (code, stdout, stderr) = shell.run(&["jobs", "cancel", &first[..common]]);
     assert_eq!((code, stdout.as_str()), (1, ""));
-    assert!(stderr.contains("write more of it") && stderr.contains(&first) && stderr.contains("b.type"), "{stderr}");
+    assert!(
+        stderr.contains("pass more characters") && stderr.contains(&first) && stderr.contains("b.type"),
+        "{stderr}"
+    );
     let (code, _, stderr) = shell.run(&["jobs", "show", "ffff-nothing"]);
     assert_eq!(code, 1, "{stderr}");
     let (code, _, stderr) = shell.run(&["jobs", "show", "ffffffff"]);

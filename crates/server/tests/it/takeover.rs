@@ -1,4 +1,4 @@
-//! The id of a worker is no secret. Without its session token no other process gets its jobs, its connection or its name.
+//! The id of a worker is not a secret. Without its session token no other process gets its jobs, its connection or its name.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};

@@ -57,7 +57,7 @@ impl Terminal {
             let (pty, received) = (pty.clone(), received.clone());
             move || {
                 let mut buffer = [0; 8_192];
-                // Linux: the read fails once nobody has the other side open.
+                // Linux: the read fails when the other side is closed.
                 while let Ok(n @ 1..) = (&*pty).read(&mut buffer) {
                     let mut received = received.lock().unwrap();
                     received.parser.process(&buffer[..n]);

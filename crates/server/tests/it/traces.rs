@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry receives the whole story of a job.
+//! An OpenTelemetry collector receives the spans of a job.
 
 mod collector;
 
@@ -220,7 +220,7 @@ async fn jobs_of_a_batch_are_below_its_request_and_those_of_a_schedule_begin_a_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_run_while_the_collector_is_away_and_their_spans_arrive_later() {
+async fn jobs_run_while_the_collector_is_down_and_their_spans_arrive_later() {
     let folder = tempfile::tempdir().unwrap();
     let listener = ports::listen();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -139,7 +139,7 @@ fn received(requests: &Requests) -> (BTreeMap<(String, String), BTreeSet<String>
 }
 
 /// Kills the server while webhooks are sent: first those about new approvals, then those about decisions that are being made.
-async fn assert_every_approval_is_told_despite_kills(folder: &Path, environment: &[(&str, &str)]) {
+async fn assert_every_receiver_is_notified_despite_kills(folder: &Path, environment: &[(&str, &str)]) {
     let (receiver, requests) = receiver().await;
     let environment = [&SETTINGS, environment].concat();
     let mut faena = Faena::start(folder, &environment).await;
@@ -183,7 +183,7 @@ async fn assert_every_approval_is_told_despite_kills(folder: &Path, environment:
 #[tokio::test(flavor = "multi_thread")]
 async fn every_webhook_about_an_approval_is_delivered_although_the_server_is_killed_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
-    assert_every_approval_is_told_despite_kills(folder.path(), &[]).await;
+    assert_every_receiver_is_notified_despite_kills(folder.path(), &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,5 +191,5 @@ async fn every_webhook_about_an_approval_is_delivered_although_the_server_is_kil
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     let environment = [("DATABASE_URL", database.url.as_str())];
-    assert_every_approval_is_told_despite_kills(folder.path(), &environment).await;
+    assert_every_receiver_is_notified_despite_kills(folder.path(), &environment).await;
 }

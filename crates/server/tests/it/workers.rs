@@ -8,7 +8,7 @@ mod websocket;
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub use {
     grpc::Grpc,
@@ -35,6 +35,17 @@ impl WorkerOptions {
     pub fn new(id: &str, capabilities: &[&str]) -> WorkerOptions {
         let capabilities = capabilities.iter().map(|&name| name.to_owned()).collect();
         WorkerOptions { id: id.to_owned(), capabilities, queues: Vec::new(), concurrency: 2, session_token: None }
+    }
+
+    fn registration(self) -> Value {
+        let mut body = json!({"workerId": self.id, "capabilities": self.capabilities, "concurrency": self.concurrency});
+        if let Some(token) = self.session_token {
+            body["sessionToken"] = token.into();
+        }
+        if !self.queues.is_empty() {
+            body["queues"] = self.queues.into();
+        }
+        body
     }
 }
 
@@ -118,15 +129,45 @@ pub trait TestWorker: Sized + Send {
     }
     /// Waits for the next job.
     async fn next_job(&mut self) -> Job;
-    async fn started(&mut self, job: &Job) -> ReportResult;
-    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult;
-    async fn log(&mut self, job: &Job, message: &str) -> ReportResult;
+    /// Sends a report with the fields of `body`.
+    async fn report(&mut self, job: &Job, report: &str, body: Value) -> ReportResult;
+    async fn started(&mut self, job: &Job) -> ReportResult {
+        self.report(job, "started", json!({})).await
+    }
+    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult {
+        self.report(job, "progress", json!({ "progress": progress })).await
+    }
+    async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
+        self.report(job, "log", json!({ "message": message })).await
+    }
     /// Writes a log entry with an event name of its own.
-    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult;
+    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult {
+        self.report(job, "log", json!({ "event": event, "message": message })).await
+    }
     /// Reports a step. Returns the result of an earlier run if there is one, otherwise `result`.
-    async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String>;
-    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult;
-    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult;
+    async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {
+        if let Some((_, stored)) = job.steps.iter().find(|(known, _)| known == name) {
+            return Ok(stored.clone());
+        }
+        let mut body = json!({"name": name, "result": result});
+        if let Some(total) = total {
+            body["totalSteps"] = total.into();
+        }
+        self.report(job, "step", body).await.map(|()| result)
+    }
+    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult {
+        self.report(job, "complete", json!({ "result": result })).await
+    }
+    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult {
+        let mut body = json!({"error": failure.error});
+        if let Some(retryable) = failure.retryable {
+            body["retryable"] = retryable.into();
+        }
+        if let Some(ms) = failure.retry_after_ms {
+            body["retryAfterMs"] = ms.into();
+        }
+        self.report(job, "fail", body).await
+    }
     /// Reports the same result twice, as if the answer to the first report had been lost.
     async fn complete_twice(&mut self, job: &Job, result: Value) -> [ReportResult; 2] {
         [self.complete(job, result.clone()).await, self.complete(job, result).await]

@@ -179,7 +179,7 @@ const ORPHANS: &[Statement] = delete_orphans!(
     "running" "id" "job", "attempt" "id" "job", "job_log" "id" "job", "stale_report" "id" "job", "step" "id" "job", "progress" "id" "job", "label" "id" "job", "job_key" "id" "job",
     "dependency" "child" "job", "expiry" "id" "job", "cancel_request" "id" "job", "key_in_flight" "id" "job", "webhook_attempt" "webhook" "webhook",
     "worker_change" "worker" "worker", "task_record" "task" "task", "task_inbox" "task" "task", "task_job" "task" "task",
-    "task_tag" "task" "task", "task_usage" "task" "task",
+    "task_tag" "task" "task", "task_key" "task" "task", "task_usage" "task" "task",
 );
 
 /// Selects the difference between the counted rows and each counter. The repair adds it to the counter, so that concurrent

@@ -1,20 +1,20 @@
 //! The invariants of machines and tasks.
 //!
 //! Every definition is readable and has its hash. Every task that has not ended has the timers that its states need, so it cannot
-//! wait for ever; its columns are what its body says; its history has no gap and ends in its state; its jobs belong to a stay in
+//! wait forever; its columns are what its body says; its history has no gap and ends in its state; its jobs belong to a stay in
 //! a state that it knows. One query returns each task, then its records, then its jobs, so that one task at a time is in memory.
 
 use std::collections::HashMap;
 
 use faena_domain::Timestamp;
-use faena_machine::{Definition, Record, Task, faults, with_timers};
+use faena_machine::{Definition, Record, Task, contradictions, with_timers};
 use uuid::Uuid;
 
 use super::{
     Cell, Collector, Dialect,
     checks::{Code, FIX, RESTORE, SERVE, error, warning},
 };
-use crate::tasks::{status_text, to_text};
+use crate::tasks::to_text;
 
 pub(super) const CODES: &[Code] = &[
     error(
@@ -72,7 +72,7 @@ struct CurrentTask {
     /// Number of the last record, and the state that it leads to.
     sequence: u64,
     state: String,
-    fault: Option<String>,
+    problem: Option<String>,
 }
 
 /// Checks a row of [`MACHINES`].
@@ -121,11 +121,12 @@ fn begin(collector: &mut Collector, row: &[Cell]) {
     for (code, words) in found {
         collector.add(code, id, &words);
     }
-    collector.tasks.current = Some(CurrentTask { id, task, sequence: 0, state: String::new(), fault: None });
+    collector.tasks.current = Some(CurrentTask { id, task, sequence: 0, state: String::new(), problem: None });
 }
 
 fn check(definition: &Definition, task: &Task) -> Vec<(&'static str, String)> {
-    let mut found: Vec<_> = faults(definition, task).into_iter().map(|fault| ("task-inconsistent", fault)).collect();
+    let mut found: Vec<_> =
+        contradictions(definition, task).into_iter().map(|text| ("task-inconsistent", text)).collect();
     // The timers that an inconsistent task needs are unknown.
     if found.is_empty() && with_timers(definition, task, task.last_seen).is_some() {
         found.push(("task-timers", task.state()));
@@ -137,7 +138,7 @@ fn check(definition: &Definition, task: &Task) -> Vec<(&'static str, String)> {
 fn wrong_columns(task: &Task, columns: &[Cell]) -> Option<String> {
     let time = |at: Option<Timestamp>| at.map_or(Cell::Null, |at| Cell::Number(at.as_ms()));
     let expected = [
-        ("status", Cell::Text(status_text(task.status).to_owned())),
+        ("status", Cell::Text(task.status.as_str().to_owned())),
         ("state", Cell::Text(task.state())),
         ("ended_at", time(task.ended_at)),
         ("due_at", time(task.due())),
@@ -153,16 +154,16 @@ fn record(collector: &mut Collector, row: &[Cell]) {
     let number = u64::try_from(row[2].number()).unwrap_or_default();
     let expected = current.sequence + 1;
     current.sequence = number;
-    let mut fault = |text: String| {
-        current.fault.get_or_insert(text);
+    let mut problem = |text: String| {
+        current.problem.get_or_insert(text);
     };
     match serde_json::from_str::<Record>(row[3].text()) {
-        Err(_) => fault(format!("record {number} is unreadable")),
+        Err(_) => problem(format!("record {number} is unreadable")),
         Ok(record) => {
             if number != expected {
-                fault(format!("record {expected} is missing"));
+                problem(format!("record {expected} is missing"));
             } else if record.sequence != number || record.from != current.state {
-                fault(format!("record {number} does not continue record {}", number - 1));
+                problem(format!("record {number} does not continue record {}", number - 1));
             }
             if let Some(to) = record.to {
                 current.state = to;
@@ -184,15 +185,15 @@ fn job(collector: &mut Collector, row: &[Cell]) {
 /// Compares the whole history with the task.
 pub(super) fn finish(collector: &mut Collector) {
     let Some(current) = collector.tasks.current.take() else { return };
-    let fault = current.fault.or_else(|| {
+    let problem = current.problem.or_else(|| {
         let task = current.task.as_ref()?;
         if task.sequence != current.sequence {
             return Some(format!("it ends with record {}, not {}", current.sequence, task.sequence));
         }
         (task.state() != current.state).then(|| format!("it ends in {}, not {}", current.state, task.state()))
     });
-    if let Some(fault) = fault {
-        collector.add("task-history", current.id, &fault);
+    if let Some(problem) = problem {
+        collector.add("task-history", current.id, &problem);
     }
 }
 
@@ -218,7 +219,7 @@ impl TaskRepair {
     pub fn statement(&self, dialect: &Dialect, row: &[Cell]) -> Option<String> {
         let definition = self.machines.get(&(row[1].text().to_owned(), row[2].number()))?;
         let task: Task = serde_json::from_str(row[3].text()).ok()?;
-        if !faults(definition, &task).is_empty() {
+        if !contradictions(definition, &task).is_empty() {
             return None;
         }
         let repaired = with_timers(definition, &task, dialect.now);
@@ -229,7 +230,7 @@ impl TaskRepair {
         let time = |at: Option<Timestamp>| at.map_or("NULL".to_owned(), |at| at.as_ms().to_string());
         Some(format!(
             "UPDATE task SET status = {}, state = {}, ended_at = {}, due_at = {}, approval = {}, body = {} WHERE id = {}",
-            quoted(status_text(task.status)),
+            quoted(task.status.as_str()),
             quoted(&task.state()),
             time(task.ended_at),
             time(task.due()),

@@ -89,7 +89,7 @@ impl ExternalOutbox {
         self.take_of(None, except).await
     }
 
-    /// Takes rows of one type; others are not touched.
+    /// Takes rows of one type; other rows are not changed.
     pub async fn take_of(&mut self, kind: Option<&str>, except: &[String]) -> Result<ExternalTake> {
         bounded(&mut self.session, async |slot: &mut Option<Session>| {
             let mut session = match slot.take() {
@@ -120,9 +120,9 @@ impl ExternalOutbox {
     pub fn closed(&self) -> CancellationToken {
         self.session.as_ref().map_or_else(
             || {
-                let over = CancellationToken::new();
-                over.cancel();
-                over
+                let ended = CancellationToken::new();
+                ended.cancel();
+                ended
             },
             Session::closed,
         )
@@ -132,7 +132,7 @@ impl ExternalOutbox {
     pub async fn settle(&mut self, ends: &[(String, ExternalEnd)], now: Timestamp) -> Result<ExternalSettled> {
         bounded(&mut self.session, async |slot: &mut Option<Session>| {
             let Some(mut session) = slot.take().filter(|session| session.in_transaction) else {
-                return Err(StoreError::Unavailable("the session is over; its rows come again".into()));
+                return Err(StoreError::Unavailable("the session has ended; its rows are read again".into()));
             };
             let settled = settle(&mut session, ends, now).await?;
             session.commit().await?;

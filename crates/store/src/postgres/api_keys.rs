@@ -73,15 +73,16 @@ fn read_row(row: &Row) -> ApiKeyRow {
         scopes: row.get(3),
         queues: row.get(4),
         groups: row.get(5),
-        hash: row.get(6),
-        previous_hash: row.get(7),
-        previous_valid_until: row.get(8),
-        created_at: row.get(9),
-        created_by: row.get(10),
-        expires_at: row.get(11),
-        rotated_at: row.get(12),
-        revoked_at: row.get(13),
-        last_used_at: row.get(14),
+        without_payloads: row.get(6),
+        hash: row.get(7),
+        previous_hash: row.get(8),
+        previous_valid_until: row.get(9),
+        created_at: row.get(10),
+        created_by: row.get(11),
+        expires_at: row.get(12),
+        rotated_at: row.get(13),
+        revoked_at: row.get(14),
+        last_used_at: row.get(15),
     }
 }
 
@@ -103,9 +104,9 @@ async fn create_in(client: &Object, stored: &StoredApiKey, by: &str, now: Timest
     let key = &stored.key;
     client
         .execute(
-            "INSERT INTO faena.api_key (id, lookup, name, scopes, queues, groups, hash, created_at, created_by,
-              expires_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+            "INSERT INTO faena.api_key (id, lookup, name, scopes, queues, groups, without_payloads, hash, created_at,
+              created_by, expires_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             &[
                 &key.id.0,
                 &key.lookup,
@@ -113,6 +114,7 @@ async fn create_in(client: &Object, stored: &StoredApiKey, by: &str, now: Timest
                 &scopes_text(key),
                 &queues_text(key),
                 &groups_text(key),
+                &key.without_payloads,
                 &stored.hash.0.as_slice(),
                 &now.as_ms(),
                 &by,

@@ -59,7 +59,7 @@ impl<C: Weight + Send + 'static> Batcher<C> {
                         // A panic fails the calls of the group (their answers are dropped), not the
                         // batcher.
                         if AssertUnwindSafe(run(&shared, shard, group)).catch_unwind().await.is_err() {
-                            tracing::error!("database calls panicked");
+                            tracing::error!("database calls failed because of a panic, report this as a bug");
                         }
                     }
                 })

@@ -12,7 +12,10 @@ use crate::{
     Bulk, BulkAction, BulkStep, BulkStore, BulkWork, COUNT_LIMIT, CancelOutcome, Filter, NewBulk, Result, Signal,
     StoreError, TaskBulk,
     audit::retried_by,
-    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
+    bulk::{
+        Acted, BulkRow, CANCEL_REASON, COLUMNS, MAX_CANDIDATES, begin_audit, end_audit, first_readable, is_unchanged,
+        stop_audit,
+    },
 };
 
 #[async_trait]
@@ -83,8 +86,9 @@ pub async fn due(shared: &Shared) -> Result<Option<Bulk>> {
 }
 
 async fn due_in(client: &Object) -> Result<Option<Bulk>> {
-    let sql = format!("SELECT {COLUMNS} FROM faena.bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {LOOK}");
-    Ok(first_good(client.query(&sql, &[]).await?.iter().map(row).collect()))
+    let sql =
+        format!("SELECT {COLUMNS} FROM faena.bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {MAX_CANDIDATES}");
+    Ok(first_readable(client.query(&sql, &[]).await?.iter().map(row).collect()))
 }
 
 async fn one(client: &Object, which: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Option<Bulk>> {
@@ -96,8 +100,8 @@ async fn one(client: &Object, which: &str, parameters: &[&(dyn ToSql + Sync)]) -
 #[derive(Default)]
 struct AfterCommit {
     ended: Vec<JobId>,
-    asked: Vec<JobId>,
-    signals: Vec<Signal>,
+    cancel_requested: Vec<JobId>,
+    jobs: change::AfterCommit,
     tasks: tasks::AfterCommit,
 }
 
@@ -106,8 +110,8 @@ pub async fn step(shared: &Shared, step: &BulkStep, now: Timestamp) -> Result<bo
     let mut after_commit = AfterCommit::default();
     let result = step_in(&client, shared, step, &mut after_commit, now).await;
     let done = client.end(result).await?;
-    shared.signal(after_commit.asked.into_iter().map(Signal::Cancel));
-    shared.signal(after_commit.signals);
+    shared.signal(after_commit.cancel_requested.into_iter().map(Signal::Cancel));
+    after_commit.jobs.send(shared);
     after_commit.tasks.send(shared);
     if matches!(step.bulk.work, BulkWork::Jobs { action: BulkAction::Retry, .. }) {
         shared.signal([Signal::Waiting]);
@@ -127,7 +131,7 @@ async fn step_in(
 ) -> Result<bool> {
     let id = step.bulk.id.0;
     let row = client.query_opt("SELECT last, due_at FROM faena.bulk WHERE id = $1 FOR UPDATE", &[&id]).await?;
-    if !row.is_some_and(|row| is_where(step, row.get(0), row.get(1))) {
+    if !row.is_some_and(|row| is_unchanged(step, row.get(0), row.get(1))) {
         return Ok(false);
     }
     events::set_actor(client, &step.bulk.actor).await?;
@@ -197,18 +201,18 @@ async fn act_on(client: &Object, job: Acting<'_>, after_commit: &mut AfterCommit
     }
     match action {
         BulkAction::Cancel => {
-            let (outcome, signals) = change::cancel_in(client, writes, id, CANCEL_REASON, now).await?;
-            after_commit.signals.extend(signals);
+            let (outcome, after_cancel) = change::cancel_in(client, writes, id, CANCEL_REASON, now).await?;
+            after_commit.jobs.extend(after_cancel);
             match outcome {
                 CancelOutcome::Cancelled => after_commit.ended.push(id),
-                CancelOutcome::Asked { .. } => after_commit.asked.push(id),
+                CancelOutcome::Requested { .. } => after_commit.cancel_requested.push(id),
             }
         }
         BulkAction::Retry => {
             change::retry_in(client, writes, id, retried_by(None), now).await?;
         }
         BulkAction::Delete => {
-            after_commit.signals.extend(change::delete_in(client, writes.shard, id).await?);
+            after_commit.jobs.extend(change::delete_in(client, writes.shard, id).await?);
             after_commit.ended.push(id);
         }
     }

@@ -1,5 +1,7 @@
 //! Actions of people on a job: cancel, retry, patch, delete.
 
+use std::collections::HashSet;
+
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
 use serde_json::json;
@@ -45,6 +47,26 @@ async fn lock(client: &Object, id: JobId) -> Result<LockedJob> {
     Ok(LockedJob { state, lane: row.get(0), options: parse_options(row.get(1))? })
 }
 
+/// What a change of jobs announces after its commit.
+#[derive(Default)]
+pub struct AfterCommit {
+    pub signals: Vec<Signal>,
+    pub queue_changes: Vec<QueueChange>,
+}
+
+impl AfterCommit {
+    pub fn extend(&mut self, other: AfterCommit) {
+        self.signals.extend(other.signals);
+        self.queue_changes.extend(other.queue_changes);
+    }
+
+    /// Another queue learns of jobs before those that wait for them.
+    pub fn send(self, shared: &Shared) {
+        shared.queue_feed.add(self.queue_changes);
+        shared.signal(self.signals);
+    }
+}
+
 /// Removes a job from `ready` or `waiting`. `None`: another transaction has removed it.
 pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<Taken>> {
     let taken = |row: &Row, ready_at| {
@@ -86,23 +108,22 @@ pub async fn cancel(
     let entry = audit_entry(by, "job.cancel", id, json!({ "reason": reason }));
     let work = cancel_in(&client, shared.own_writes(), id, reason, now);
     let result = audit::with(&client, entry, now, work).await;
-    let (outcome, signals) = client.end(result).await?;
-    shared.signal(signals);
+    let (outcome, after_commit) = client.end(result).await?;
+    after_commit.send(shared);
     match outcome {
         CancelOutcome::Cancelled => dependents::release_dependents(shared, &[id], now).await?,
-        CancelOutcome::Asked { .. } => shared.signal([Signal::Cancel(id)]),
+        CancelOutcome::Requested { .. } => shared.signal([Signal::Cancel(id)]),
     }
     Ok(outcome)
 }
 
-/// The second value is signalled after the commit.
 pub async fn cancel_in(
     client: &Object,
     writes: Writes,
     id: JobId,
     reason: &str,
     now: Timestamp,
-) -> Result<(CancelOutcome, Vec<Signal>)> {
+) -> Result<(CancelOutcome, AfterCommit)> {
     let found = lock(client, id).await?;
     let state = found.state;
     if state.is_terminal() {
@@ -116,7 +137,7 @@ pub async fn cancel_in(
             )
             .await?;
         add_log_entry(client, &writes.limits, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
-        return Ok((CancelOutcome::Asked { state }, Vec::new()));
+        return Ok((CancelOutcome::Requested { state }, AfterCommit::default()));
     }
     let taken = dequeue(client, found.lane, id).await?.ok_or_else(state_changed)?;
     put_ended(client, found.lane, CANCELLED, id, taken, reason, "cancelled", LogEvent::Cancelled, now).await?;
@@ -124,7 +145,8 @@ pub async fn cancel_in(
     let mut deltas = Deltas::default();
     deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
     apply(client, writes.shard, &deltas).await?;
-    Ok((CancelOutcome::Cancelled, signals))
+    let queue_changes = vec![QueueChange::left(found.lane, id)];
+    Ok((CancelOutcome::Cancelled, AfterCommit { signals, queue_changes }))
 }
 
 pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried> {
@@ -265,9 +287,9 @@ pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.patch", id, json!({ "changed": patch.describe() }));
     let result = audit::with(&client, entry, now, patch_in(shared, &client, id, patch, now)).await;
-    let ready = client.end(result).await?;
-    if let Some((lane, ready_at)) = ready {
-        shared.queue_feed.add([QueueChange::ready(lane, ready_at, id)]);
+    let (moved, queue_changes) = client.end(result).await?;
+    shared.queue_feed.add(queue_changes);
+    if let Some((lane, ready_at)) = moved.ready {
         shared.cursors.lower(lane, ready_at);
         shared.signal([Signal::Ready(lane)]);
     }
@@ -275,14 +297,14 @@ pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str
     Ok(())
 }
 
-/// Returns the lane and time at which the job is ready now, if it is.
+/// Returns where the job is now, and what another queue has to learn.
 async fn patch_in(
     shared: &Shared,
     client: &Object,
     id: JobId,
     patch: &JobPatch,
     now: Timestamp,
-) -> Result<Option<(LaneId, i64)>> {
+) -> Result<(Moved, Vec<QueueChange>)> {
     let LockedJob { state, lane, mut options } = lock(client, id).await?;
     if !matches!(state, JobState::Pending | JobState::Queued | JobState::Retrying) {
         return Err(StoreError::InvalidTransition { from: state, wanted: "be changed" });
@@ -311,19 +333,37 @@ async fn patch_in(
         .await?;
     move_expiry(client, id, expired_before, options.expires_at).await?;
     let key = options.concurrency_key.as_deref().filter(|_| old.keyed);
-    let (new_state, ready) = move_patched(client, id, (lane, new_lane), state, patch.scheduled_at, key, now).await?;
+    let moved = move_patched(client, id, (lane, new_lane), state, patch.scheduled_at, key, now).await?;
     let mut deltas = Deltas::default();
     deltas.add(lane, Tally::of(state), -1);
-    deltas.add(new_lane, Tally::of(new_state), 1);
+    deltas.add(new_lane, Tally::of(moved.state), 1);
     add_log_entry(client, &shared.options.job_limits, id, None, LogLine::new(now, LogEvent::Patched, patch.describe()))
         .await?;
     apply(client, shared.own_shard(), &deltas).await?;
-    Ok(ready)
+    let mut changes = Vec::new();
+    if moved.has_left {
+        changes.push(QueueChange::left(lane, id));
+    }
+    changes.extend(moved.ready.map(|(lane, at)| QueueChange::ready(lane, at, id)));
+    changes.extend(moved.due_at.map(|at| QueueChange::delayed(new_lane, at, id)));
+    Ok((moved, changes))
+}
+
+/// Where a patched job is.
+struct Moved {
+    state: JobState,
+    /// Whether it is no longer where it was in the queue.
+    has_left: bool,
+    /// The lane and time at which it is ready now, if it is.
+    ready: Option<(LaneId, i64)>,
+    /// The time that it waits for since now.
+    due_at: Option<i64>,
 }
 
 /// Replaces the labels of a job.
 async fn replace_labels(client: &Object, id: JobId, before: &[Label], after: &[Label]) -> Result<()> {
     let columns = |labels: &[Label], others: &[Label]| -> (Vec<i16>, Vec<String>) {
+        let others: HashSet<&Label> = others.iter().collect();
         labels.iter().filter(|label| !others.contains(label)).map(|(kind, value)| (*kind as i16, value.clone())).unzip()
     };
     let (removed, added) = (columns(before, after), columns(after, before));
@@ -364,7 +404,7 @@ async fn move_expiry(client: &Object, id: JobId, before: Option<Timestamp>, afte
     Ok(())
 }
 
-/// Moves a patched job to its new lane and time. Returns its new state, and where it is ready now, if it is.
+/// Moves a patched job to its new lane and time.
 async fn move_patched(
     client: &Object,
     id: JobId,
@@ -373,11 +413,10 @@ async fn move_patched(
     scheduled_at: Option<Option<Timestamp>>,
     key: Option<&str>,
     now: Timestamp,
-) -> Result<(JobState, Option<(LaneId, i64)>)> {
+) -> Result<Moved> {
     let blocked =
         client.query_opt("SELECT 1 FROM faena.dependency WHERE child = $1 LIMIT 1", &[&id.0]).await?.is_some();
-    let mut new_state = state;
-    let mut ready = None;
+    let mut moved = Moved { state, has_left: false, ready: None, due_at: None };
     let move_waiting = sql!(
         "UPDATE faena.waiting SET lane = $1, due_at = coalesce($2, due_at)
          WHERE lane = $3 AND state IN ({PENDING}, {RETRYING}) AND id = $4"
@@ -391,25 +430,25 @@ async fn move_patched(
         }
         // The time of its next attempt.
         when if state == JobState::Retrying => {
-            let due_at = when.map(|when| when.unwrap_or(now).as_ms());
-            if client.execute(move_waiting, &[&new_lane, &due_at, &lane, &id.0]).await? == 0 {
+            moved.due_at = when.map(|when| when.unwrap_or(now).as_ms());
+            if client.execute(move_waiting, &[&new_lane, &moved.due_at, &lane, &id.0]).await? == 0 {
                 return Err(state_changed());
             }
         }
         Some(when) => {
             let retry_count = dequeue(client, lane, id).await?.ok_or_else(state_changed)?.retry_count;
+            moved.has_left = true;
             let mut rows = QueueRows::default();
             match when.filter(|due_at| *due_at > now) {
                 Some(due_at) => {
                     rows.push(new_lane, id, due_at, retry_count);
                     rows.put_waiting(client, PENDING).await?;
-                    new_state = JobState::Pending;
+                    (moved.state, moved.due_at) = (JobState::Pending, Some(due_at.as_ms()));
                 }
                 None => {
                     rows.push(new_lane, id, now, retry_count);
                     rows.put_ready(client, false).await?;
-                    new_state = JobState::Queued;
-                    ready = Some((new_lane, now.as_ms()));
+                    (moved.state, moved.ready) = (JobState::Queued, Some((new_lane, now.as_ms())));
                 }
             }
         }
@@ -422,7 +461,7 @@ async fn move_patched(
                 .await?
                 .ok_or_else(state_changed)?;
             let ready_at = row.get(0);
-            ready = Some((new_lane, ready_at));
+            (moved.has_left, moved.ready) = (new_lane != lane, Some((new_lane, ready_at)));
             if let Some(key) = key {
                 put_key_queues(client, vec![(new_lane, key_number(key), ready_at)]).await?;
             }
@@ -433,27 +472,27 @@ async fn move_patched(
             }
         }
     }
-    Ok((new_state, ready))
+    Ok(moved)
 }
 
 pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.delete", id, json!({}));
     let result = audit::with(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
-    let signals = client.end(result).await?;
-    shared.signal(signals);
+    client.end(result).await?.send(shared);
     // Jobs that wait for it will never see it complete.
     dependents::release_dependents(shared, &[id], now).await
 }
 
-/// Returns the signals to send after the commit.
-pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<Vec<Signal>> {
+pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<AfterCommit> {
     let found = lock(client, id).await?;
     if found.state.is_in_flight() {
         return Err(StoreError::InvalidTransition { from: found.state, wanted: "be deleted; cancel it first" });
     }
+    let mut after_commit = AfterCommit::default();
     if !found.state.is_terminal() {
         dequeue(client, found.lane, id).await?.ok_or_else(state_changed)?;
+        after_commit.queue_changes.push(QueueChange::left(found.lane, id));
     }
     client.execute("DELETE FROM faena.done WHERE lane = $1 AND id = $2", &[&found.lane, &id.0]).await?;
     client
@@ -462,13 +501,13 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<Vec<Sig
             &[&found.lane, &id.0],
         )
         .await?;
-    let signals = remove(client, &[id.0]).await?;
+    after_commit.signals = remove(client, &[id.0]).await?;
     // Late reports about it must be checked one by one.
     client.execute("UPDATE faena.claim SET check_each = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
     deltas.removed(found.lane, Tally::of(found.state), 1);
     apply(client, shard, &deltas).await?;
-    Ok(signals)
+    Ok(after_commit)
 }
 
 /// Deletes everything that belongs to finished jobs besides their row in `done` or `ended`. Returns the signals to send after

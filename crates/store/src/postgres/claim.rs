@@ -1,4 +1,4 @@
-//! Claims: ready jobs become claims.
+//! Claims ready jobs.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -220,7 +220,7 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
         if group.requests.is_empty() {
             continue;
         }
-        let taken = if group.ruled {
+        let taken = if group.has_limits {
             limited_claim::claim(shared, requests, &group, &rules, now).await
         } else {
             let claims = shared.retrying(|| claim_group(shared, requests, &group, now)).await;
@@ -235,7 +235,7 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
             Err(error) => return Err(error),
         };
         let full =
-            taken.iter().zip(&group.requests).all(|(ruled, (at, _))| ruled.claim.jobs.len() >= requests[*at].limit);
+            taken.iter().zip(&group.requests).all(|(result, (at, _))| result.claim.jobs.len() >= requests[*at].limit);
         together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
         for (LimitedClaim { claim, prefetch_limited }, (at, lanes)) in taken.into_iter().zip(group.requests) {
             if requests[at].candidates.is_none() && claim.jobs.len() < requests[at].limit && !claim.rejected {
@@ -257,7 +257,7 @@ pub struct Group {
     /// Lanes whose queue is paused, with the request that named them first.
     paused: Vec<(usize, Limited)>,
     /// Whether its lanes have limits or keys.
-    ruled: bool,
+    has_limits: bool,
     /// Whether another queue has chosen the jobs of its requests.
     has_candidates: bool,
     /// The number of the first request that is not part of the group.
@@ -274,11 +274,11 @@ impl Group {
         empty: &HashSet<LaneId>,
     ) -> Group {
         let mut group =
-            Group { requests: Vec::new(), paused: Vec::new(), ruled: false, has_candidates: false, end: from };
+            Group { requests: Vec::new(), paused: Vec::new(), has_limits: false, has_candidates: false, end: from };
         for (at, request) in requests.iter().enumerate().skip(from) {
             let lanes = admit::distinct(request.lanes.iter().copied().filter(|lane| !empty.contains(lane)));
             let keyed = shared.lanes.any_keyed(lanes.iter().copied());
-            let (lanes, ruled) = if rules.limits.is_empty() && rules.queues.is_empty() {
+            let (lanes, has_limits) = if rules.limits.is_empty() && rules.queues.is_empty() {
                 (lanes, keyed)
             } else {
                 let known = lanes.into_iter().filter_map(|lane| shared.lanes.get(lane)).collect();
@@ -288,15 +288,15 @@ impl Group {
             };
             let chosen = request.candidates.is_some();
             // Requests with candidates need no reading before, so they share a transaction whatever their lanes.
-            let alone = if chosen { ruled } else { lanes.len() > 1 || (keyed && !lanes.is_empty()) };
-            let from_like = !lanes.is_empty() && (ruled, chosen) != (group.ruled, group.has_candidates);
-            if !group.requests.is_empty() && (alone || from_like) {
+            let alone = if chosen { has_limits } else { lanes.len() > 1 || (keyed && !lanes.is_empty()) };
+            let is_different = !lanes.is_empty() && (has_limits, chosen) != (group.has_limits, group.has_candidates);
+            if !group.requests.is_empty() && (alone || is_different) {
                 break;
             }
             group.end = at + 1;
             if !lanes.is_empty() {
                 group.requests.push((at, lanes));
-                (group.ruled, group.has_candidates) = (ruled, chosen);
+                (group.has_limits, group.has_candidates) = (has_limits, chosen);
             }
             if alone || group.requests.len() >= together {
                 break;
@@ -329,7 +329,7 @@ async fn claim_group(
     };
     let owners: Vec<Owner> = group.requests.iter().map(|(at, _)| requests[*at].owner).collect();
     let several_lanes = portions.len() > owners.len();
-    let mut jobs = take(shared, &client, &owners, portions, Frame::Whole, now).await?;
+    let mut jobs = take(shared, &client, &owners, portions, TransactionControl::BeginAndCommit, now).await?;
     let mut claims = Vec::with_capacity(owners.len());
     for (owner, jobs) in owners.into_iter().zip(jobs.drain(..)) {
         let rejected = jobs.is_empty() && !may_claim(&client, owner).await?;
@@ -358,16 +358,16 @@ pub struct LaneShare {
 
 /// Whether a statement opens and closes the transaction itself, in the same round trip.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Frame {
-    Whole,
-    Inside,
+pub enum TransactionControl {
+    BeginAndCommit,
+    ByCaller,
 }
 
-impl Frame {
+impl TransactionControl {
     async fn run(self, client: &Object, sql: &str) -> Result<()> {
         match self {
-            Frame::Whole => Ok(client.batch_execute(sql).await?),
-            Frame::Inside => Ok(()),
+            TransactionControl::BeginAndCommit => Ok(client.batch_execute(sql).await?),
+            TransactionControl::ByCaller => Ok(()),
         }
     }
 }
@@ -429,14 +429,14 @@ impl LaneRequests {
         {
             return None;
         }
-        let mut crowd = LaneRequests { lane, ids: Vec::new(), sessions: Vec::new(), quotas: Vec::new() };
+        let mut requests = LaneRequests { lane, ids: Vec::new(), sessions: Vec::new(), quotas: Vec::new() };
         for (owner, portion) in owners.iter().zip(portions) {
             let Owner::Worker { id, session } = *owner else { return None };
-            crowd.ids.push(id.0);
-            crowd.sessions.push(session);
-            crowd.quotas.push(i64::try_from(portion.quota).unwrap_or(i64::MAX));
+            requests.ids.push(id.0);
+            requests.sessions.push(session);
+            requests.quotas.push(i64::try_from(portion.quota).unwrap_or(i64::MAX));
         }
-        Some(crowd)
+        Some(requests)
     }
 
     /// Claims from the remembered position, and again from the head if that gave too few.
@@ -444,7 +444,7 @@ impl LaneRequests {
         mut self,
         shared: &Shared,
         client: &Object,
-        frame: Frame,
+        control: TransactionControl,
         now: Timestamp,
     ) -> Result<Vec<Vec<ClaimedJob>>> {
         let statement = client.prepare_cached(CLAIM_FOR_MANY).await?;
@@ -456,8 +456,8 @@ impl LaneRequests {
             let now_ms = now.as_ms();
             let parameters: [&(dyn ToSql + Sync); 7] =
                 [&self.lane, &start, &self.ids, &self.sessions, &self.quotas, &now_ms, &shard];
-            let begin = frame.run(client, BEGIN_CLAIM);
-            let commit = frame.run(client, "COMMIT");
+            let begin = control.run(client, BEGIN_CLAIM);
+            let commit = control.run(client, "COMMIT");
             let claim = client.query(&statement, &parameters);
             let (begun, rows, committed) = futures_util::future::join3(begin, claim, commit).await;
             begun?;
@@ -499,11 +499,11 @@ pub async fn take(
     client: &Object,
     owners: &[Owner],
     portions: Vec<LaneShare>,
-    frame: Frame,
+    control: TransactionControl,
     now: Timestamp,
 ) -> Result<Vec<Vec<ClaimedJob>>> {
-    if let Some(crowd) = LaneRequests::of(owners, &portions) {
-        return crowd.take(shared, client, frame, now).await;
+    if let Some(requests) = LaneRequests::of(owners, &portions) {
+        return requests.take(shared, client, control, now).await;
     }
     let for_node = client.prepare_cached(CLAIM).await?;
     let for_worker = client.prepare_cached(CLAIM_FOR_WORKER).await?;
@@ -529,8 +529,8 @@ pub async fn take(
                 }
             }
         });
-        let begin = frame.run(client, BEGIN_CLAIM);
-        let commit = frame.run(client, "COMMIT");
+        let begin = control.run(client, BEGIN_CLAIM);
+        let commit = control.run(client, "COMMIT");
         let (begun, claimed, committed) = futures_util::future::join3(begin, try_join_all(claims), commit).await;
         begun?;
         let claimed = claimed?;

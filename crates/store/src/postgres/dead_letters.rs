@@ -52,8 +52,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Res
         change::delete_in(&client, shared.own_shard(), id).await
     };
     let result = audit::with(&client, entry, now, work).await;
-    let signals = client.end(result).await?;
-    shared.signal(signals);
+    client.end(result).await?.send(shared);
     dependents::release_dependents(shared, &[id], now).await
 }
 

@@ -82,7 +82,10 @@ impl Released {
             shared.cursors.lower(lane, now.as_ms());
             shared.signal([Signal::Ready(lane)]);
         }
-        shared.signal([Signal::Waiting]);
+        // Wakes the promoter, so a slice without effect must not send it: the promoter would wake itself for ever.
+        if self.moved > 0 || self.more {
+            shared.signal([Signal::Waiting]);
+        }
         shared.signal(self.signals);
     }
 }

@@ -14,8 +14,8 @@ use super::{Postgres, Shared, audit, connect, due, hosts::Hosts};
 use crate::{
     AuditEntry, AuditStore, GracePeriods, NodeStore, Result, StoreError, StoreOptions,
     doctor::{
-        Cell, Collector, Dialect, Finding, Fix, Inspection, Progress, Statement, check_schema, code_of, fixes,
-        no_database, steps,
+        Cell, Collector, Dialect, Finding, Fix, Inspection, Progress, QueueEntries, Statement, check_schema, code_of,
+        fixes, no_database, queue_steps, steps,
         tasks::{self, TaskRepair},
     },
 };
@@ -25,7 +25,7 @@ const CLAIMED: &str = "claimed (run, owner, id) AS MATERIALIZED (SELECT run, own
 const MAX_CLOCK_SKEW_MS: i64 = 2_000;
 /// Age of a transaction from which it is reported: it prevents vacuum from removing old row versions.
 const OLD_TRANSACTION_MS: i64 = 300_000;
-/// Number of times a repair is tried again after a lock conflict with a server.
+/// Number of times a repair is retried after a lock conflict with a server.
 const MAX_RETRIES: usize = 5;
 /// Shard of the counters that repairs add to. Servers use 0 and above.
 const SHARD: i16 = -1;
@@ -68,8 +68,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     check_partitions(&client, now, &mut collector, &mut findings).await?;
     client.batch_execute("COMMIT").await?;
     if rows(&client, "SELECT 1 FROM pg_listening_channels() c WHERE c = 'faena_doctor'").await?.is_empty() {
-        let text =
-            "LISTEN does not last between two statements, so servers do not learn of each other's changes immediately";
+        let text = "LISTEN does not survive the end of a statement, so servers do not receive signals of other servers";
         findings.push(code_of("listen-impossible").finding(1, text.into()));
     }
     // Not returned to the pool, because it listens.
@@ -78,6 +77,19 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     let mut all = collector.findings();
     all.append(&mut findings);
     Ok(Inspection { engine: "postgres", jobs, in_use_by: None, findings: all })
+}
+
+/// Reads the jobs that wait, on one snapshot.
+pub async fn queue_entries(url: &str) -> Result<QueueEntries> {
+    let pool = connect::pool(url, &Hosts::new(url)?, StoreOptions::default().timeout())?;
+    let client = pool.get().await.map_err(|error| connect::unusable(&connect::no_connection(error).to_string()))?;
+    client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = faena").await?;
+    let mut entries = QueueEntries::default();
+    for (sql, take) in queue_steps() {
+        for_each(&client, &sql, |row| take(&mut entries, row)).await?;
+    }
+    client.batch_execute("COMMIT").await?;
+    Ok(entries)
 }
 
 /// Checks version, clock and schema of the server. Returns `Some` if the schema is too old for the other checks.

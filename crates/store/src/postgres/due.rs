@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Shared, audit,
-    change::{dequeue, remove},
+    change::{AfterCommit, dequeue, remove},
     cleanup::clean_up,
     dependents::{self, put_ended},
     end::QueueRows,
@@ -27,7 +27,7 @@ pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<Du
     let promoted = promote_due(shared, limit, now).await?;
     let (released, more) = dependents::continue_release(shared, now).await?;
     let mut due = DueResult { promoted, more: more || promoted == limit, ..DueResult::default() };
-    look_at_parents(shared, limit, now, &mut due).await?;
+    check_parents(shared, limit, now, &mut due).await?;
     due.unblocked += released;
     let client = shared.client().await?;
     let next = read::next_due_at(&client).await;
@@ -103,8 +103,8 @@ pub async fn expire(shared: &Shared, limit: usize, now: Timestamp) -> Result<Due
     }
     let client = shared.begin().await?;
     let result = expire_in(&client, shared.own_shard(), limit, now).await;
-    let (seen, expired, signals) = client.end(result).await?;
-    shared.signal(signals);
+    let (seen, expired, after_commit) = client.end(result).await?;
+    after_commit.send(shared);
     if !expired.is_empty() {
         dependents::release_dependents(shared, &expired, now).await?;
     }
@@ -118,13 +118,13 @@ async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
     client.return_to_pool(next)
 }
 
-/// Returns how many were read, which have expired, and the signals to send after the commit.
+/// Returns how many were read, and which have expired.
 async fn expire_in(
     client: &Object,
     shard: i16,
     limit: usize,
     now: Timestamp,
-) -> Result<(usize, Vec<JobId>, Vec<Signal>)> {
+) -> Result<(usize, Vec<JobId>, AfterCommit)> {
     let statement = client
         .prepare_cached(
             "DELETE FROM faena.expiry WHERE ctid = ANY (ARRAY(
@@ -137,6 +137,7 @@ async fn expire_in(
     let states = read::states_of(client, &ids).await?;
     let mut deltas = Deltas::default();
     let mut expired = Vec::new();
+    let mut after_commit = AfterCommit::default();
     for row in &rows {
         let (at, id): (i64, JobId) = (row.get(0), JobId(row.get(1)));
         let Some(state) = states.get(&id).copied().filter(|state| !state.is_in_flight() && !state.is_terminal()) else {
@@ -150,14 +151,15 @@ async fn expire_in(
         put_ended(client, lane, FAILED, id, taken, &error, reason, LogEvent::Expired, now).await?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         deltas.timed_out(lane, ErrorReason::Expired);
+        after_commit.queue_changes.push(QueueChange::left(lane, id));
         expired.push(id);
     }
-    let mut signals = Vec::new();
     if !expired.is_empty() {
-        signals = clean_up(client, &expired.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?;
+        after_commit.signals =
+            clean_up(client, &expired.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?;
     }
     apply(client, shard, &deltas).await?;
-    Ok((rows.len(), expired, signals))
+    Ok((rows.len(), expired, after_commit))
 }
 
 /// Fails jobs that have been ready for too long without a worker that can run them.
@@ -173,15 +175,15 @@ pub async fn fail_unhandled(
     }
     let client = shared.begin().await?;
     let result = fail_unhandled_in(shared, &client, lanes, before, limit, now).await;
-    let (failed, signals) = client.end(result).await?;
-    shared.signal(signals);
+    let (failed, after_commit) = client.end(result).await?;
+    after_commit.send(shared);
     if !failed.is_empty() {
         dependents::release_dependents(shared, &failed, now).await?;
     }
     Ok(failed.len())
 }
 
-/// Returns which have failed, and the signals to send after the commit.
+/// Returns which have failed.
 async fn fail_unhandled_in(
     shared: &Shared,
     client: &Object,
@@ -189,9 +191,10 @@ async fn fail_unhandled_in(
     before: Timestamp,
     limit: usize,
     now: Timestamp,
-) -> Result<(Vec<JobId>, Vec<Signal>)> {
+) -> Result<(Vec<JobId>, AfterCommit)> {
     let mut deltas = Deltas::default();
     let mut failed = Vec::new();
+    let mut after_commit = AfterCommit::default();
     for lane in lanes {
         let Some(known) = shared.lanes.get(*lane) else { continue };
         let left = limit.saturating_sub(failed.len());
@@ -212,19 +215,20 @@ async fn fail_unhandled_in(
             let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(row.get(0))) };
             put_ended(client, *lane, FAILED, id, taken, &error, reason, LogEvent::Failed, now).await?;
             deltas.moved(*lane, Tally::Queued, Tally::Failed, 1);
+            after_commit.queue_changes.push(QueueChange::left(*lane, id));
             failed.push(id);
         }
     }
-    let mut signals = Vec::new();
     if !failed.is_empty() {
-        signals = clean_up(client, &failed.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?;
+        after_commit.signals =
+            clean_up(client, &failed.iter().map(|id| (id.0, JobExit::Finished)).collect::<Vec<_>>()).await?;
     }
     apply(client, shared.own_shard(), &deltas).await?;
-    Ok((failed, signals))
+    Ok((failed, after_commit))
 }
 
 /// Checks the parents of jobs that were not released.
-async fn look_at_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut DueResult) -> Result<()> {
+async fn check_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut DueResult) -> Result<()> {
     let client = shared.begin().await?;
     let result = async {
         let rows = client
@@ -418,10 +422,10 @@ async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
     let rows = client.query("SELECT id FROM faena.cancel_request WHERE at < $1", &[&hour_ago]).await?;
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
     let states = read::states_of(client, &ids).await?;
-    let heard: Vec<Uuid> =
+    let obsolete: Vec<Uuid> =
         ids.iter().filter(|id| !states.get(id).is_some_and(|state| state.is_in_flight())).map(|id| id.0).collect();
-    if !heard.is_empty() {
-        client.execute("DELETE FROM faena.cancel_request WHERE id = ANY($1)", &[&heard]).await?;
+    if !obsolete.is_empty() {
+        client.execute("DELETE FROM faena.cancel_request WHERE id = ANY($1)", &[&obsolete]).await?;
     }
     Ok(())
 }

@@ -61,7 +61,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     match shared.retrying(|| store(shared, shard, &works)).await {
         Ok((results, finished)) => {
             shared.signal_events();
-            // The ends are committed; if this fails, a later check releases the children.
+            // The ends are committed; if this fails, a later check releases the dependents.
             if !finished.is_empty()
                 && let Err(error) = shared.retrying(|| dependents::release_dependents(shared, &finished, now)).await
             {
@@ -91,7 +91,7 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<U
     runs.sort_unstable();
     runs.dedup();
     let client = shared.client().await?;
-    // The claim is the fence: releasing it deletes it first, and waits for this lock before.
+    // The claim is the fence: a release begins by deleting the claim, which waits for this lock.
     let lock = client
         .prepare_cached("SELECT run, claimed_at, check_each FROM faena.claim WHERE run = ANY($1) FOR KEY SHARE")
         .await?;
@@ -178,7 +178,7 @@ async fn write(
             }
             Work::Ends(list) => {
                 for end in list.iter().filter(|end| open_claims.contains_key(&end.run)) {
-                    // Of several ends of one run the first counts.
+                    // If a run has several ends, the first one counts.
                     ends.entry(key(end)).or_insert(end);
                     if end.closes_claim {
                         closed.push(end.run);
@@ -495,7 +495,7 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], is_final: bool) -> Result<(
     Ok(())
 }
 
-/// PostgreSQL: a text cannot contain the character 0, which a worker's error may well contain.
+/// PostgreSQL: a text cannot contain the NUL character, which the error of a worker may contain.
 pub fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }

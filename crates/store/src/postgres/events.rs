@@ -15,8 +15,8 @@ use crate::{
 
 #[async_trait]
 impl EventStore for Postgres {
-    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| subscribe(&self.shared, &wants, now)).await
+    async fn event_subscribe(&self, subscriptions: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
+        self.shared.retrying(|| subscribe(&self.shared, &subscriptions, now)).await
     }
 
     fn has_event_subscriptions(&self) -> bool {
@@ -181,20 +181,20 @@ pub async fn prune(shared: &Shared, before: Timestamp, limit: usize, now: Timest
 
 async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timestamp) -> Result<(usize, bool)> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut over = forgotten(client, now).await?;
+    let mut expired = expired_subscriptions(client, now).await?;
     // Rare: switching takes locks.
-    let wanted = if over.is_empty() {
+    let wanted = if expired.is_empty() {
         let row = client.query_one("SELECT EXISTS (SELECT FROM faena.subscription)", &[]).await?;
         row.get(0)
     } else {
         lock_subscriptions(client).await?;
         // A subscription may have been renewed meanwhile.
-        over = forgotten(client, now).await?;
+        expired = expired_subscriptions(client, now).await?;
         for table in ["outbox_lease", "outbox_node", "outbox"] {
-            client.execute(&format!("DELETE FROM faena.{table} WHERE sink = ANY($1)"), &[&over]).await?;
+            client.execute(&format!("DELETE FROM faena.{table} WHERE sink = ANY($1)"), &[&expired]).await?;
         }
-        client.execute("DELETE FROM faena.subscription_pattern WHERE subscription = ANY($1)", &[&over]).await?;
-        client.execute("DELETE FROM faena.subscription WHERE id = ANY($1)", &[&over]).await?;
+        client.execute("DELETE FROM faena.subscription_pattern WHERE subscription = ANY($1)", &[&expired]).await?;
+        client.execute("DELETE FROM faena.subscription WHERE id = ANY($1)", &[&expired]).await?;
         switch(client, now).await?
     };
     let removed = client
@@ -222,7 +222,7 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
 }
 
 /// Returns the expired subscriptions.
-async fn forgotten(client: &Object, now: Timestamp) -> Result<Vec<i16>> {
+async fn expired_subscriptions(client: &Object, now: Timestamp) -> Result<Vec<i16>> {
     let rows = client.query("SELECT id FROM faena.subscription WHERE until <= $1", &[&now.as_ms()]).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }

@@ -6,7 +6,7 @@ use faena_domain::Timestamp;
 
 use super::{Postgres, Shared, read};
 use crate::{
-    HistoryEntry, HistoryPeriod, HistoryQuery, HistoryStore, LaneId, Result, TimingCount,
+    HistoryCutoffs, HistoryEntry, HistoryPeriod, HistoryQuery, HistoryStore, LaneId, Result, TimingCount,
     history::{Marks, Recording},
 };
 
@@ -22,8 +22,8 @@ impl HistoryStore for Postgres {
         self.shared.retrying(|| list(&self.shared, &query)).await
     }
 
-    async fn history_prune(&self, hours_before: Timestamp, days_before: Timestamp, limit: usize) -> Result<usize> {
-        self.shared.retrying(|| prune(&self.shared, [hours_before, days_before], limit)).await
+    async fn history_prune(&self, before: HistoryCutoffs, limit: usize) -> Result<usize> {
+        self.shared.retrying(|| prune(&self.shared, before, limit)).await
     }
 }
 
@@ -50,22 +50,22 @@ async fn record_in(shared: &Shared, client: &Object, timings: &[TimingCount], no
     if recording.is_empty() {
         return Ok(0);
     }
-    let queues: Vec<&str> = recording.add.keys().map(|(queue, _, _)| queue.as_str()).collect();
-    let measures: Vec<i16> = recording.add.keys().map(|(_, measure, _)| *measure).collect();
-    let buckets: Vec<i16> = recording.add.keys().map(|(_, _, bucket)| *bucket).collect();
-    let numbers: Vec<i64> = recording.add.values().copied().collect();
-    let periods = HistoryPeriod::ALL.map(|period| period as i16).to_vec();
-    let starts = HistoryPeriod::ALL.map(|period| period.start(now).as_ms()).to_vec();
     let add = client
         .prepare_cached(
             "INSERT INTO faena.history AS h (period, starts_at, queue, measure, bucket, n)
-             SELECT p.period, p.starts_at, e.queue, e.measure, e.bucket, e.n
-             FROM unnest($1::int2[], $2::int8[]) AS p(period, starts_at),
-                  unnest($3::text[], $4::int2[], $5::int2[], $6::int8[]) AS e(queue, measure, bucket, n)
+             SELECT $1, $2, e.queue, e.measure, e.bucket, e.n
+             FROM unnest($3::text[], $4::int2[], $5::int2[], $6::int8[]) AS e(queue, measure, bucket, n)
              ON CONFLICT (period, starts_at, queue, measure, bucket) DO UPDATE SET n = h.n + excluded.n",
         )
         .await?;
-    client.execute(&add, &[&periods, &starts, &queues, &measures, &buckets, &numbers]).await?;
+    for period in HistoryPeriod::ALL {
+        let queues: Vec<&str> = recording.rows(period).map(|(queue, ..)| queue).collect();
+        let measures: Vec<i16> = recording.rows(period).map(|(_, measure, ..)| measure).collect();
+        let buckets: Vec<i16> = recording.rows(period).map(|(_, _, bucket, _)| bucket).collect();
+        let numbers: Vec<i64> = recording.rows(period).map(|(.., n)| n).collect();
+        let starts_at = period.start(now).as_ms();
+        client.execute(&add, &[&(period as i16), &starts_at, &queues, &measures, &buckets, &numbers]).await?;
+    }
     set_marks(client, &recording).await?;
     Ok(recording.add.len())
 }
@@ -103,16 +103,16 @@ async fn list(shared: &Shared, query: &HistoryQuery) -> Result<Vec<HistoryEntry>
         .collect())
 }
 
-async fn prune(shared: &Shared, before: [Timestamp; 2], limit: usize) -> Result<usize> {
+async fn prune(shared: &Shared, before: HistoryCutoffs, limit: usize) -> Result<usize> {
     let client = shared.client().await?;
     let result = async {
         let mut pruned = 0;
-        for (period, before) in HistoryPeriod::ALL.into_iter().zip(before) {
+        for period in HistoryPeriod::ALL {
             pruned += client
                 .execute(
                     "DELETE FROM faena.history WHERE ctid = ANY (ARRAY(
                          SELECT ctid FROM faena.history WHERE period = $1 AND starts_at < $2 ORDER BY starts_at LIMIT $3))",
-                    &[&(period as i16), &before.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)],
+                    &[&(period as i16), &before.of(period).as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)],
                 )
                 .await?;
         }

@@ -1,4 +1,4 @@
-//! The servers of `DATABASE_URL`: connects to the one that accepts writes, and leaves it when another one does.
+//! The servers of `DATABASE_URL`: connects to the one that accepts writes, and switches when another one does.
 //!
 //! Every host has its own timeout, so that one that hangs or drops packets does not hide the others. The host that worked last is
 //! tried first. When a connection is made to another host than before, all older ones are closed: they belong to a server that was
@@ -37,9 +37,9 @@ use crate::Result;
 /// Time to connect to the only host, and to each of several. `connect_timeout` of the URL takes precedence.
 const ONE_HOST: Duration = Duration::from_secs(5);
 const EACH_HOST: Duration = Duration::from_secs(2);
-/// Shortest time between two departures from a server without another one: a read-only server that is the only one must not
+/// Minimum time between two disconnections from a read-only server: one that is the only server must not
 /// cost a connection per call.
-const LEAVE_EVERY: Duration = Duration::from_secs(1);
+const MIN_CLOSE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a connection receives. Polling it drives the connection.
 pub type Messages = BoxStream<'static, std::result::Result<AsyncMessage, Error>>;
@@ -56,8 +56,8 @@ struct Inner {
     /// Index of the host that worked last.
     current: Arc<AtomicUsize>,
     open: Mutex<Vec<AbortHandle>>,
-    left_at: Mutex<Option<Instant>>,
-    departures: watch::Sender<u64>,
+    closed_at: Mutex<Option<Instant>>,
+    disconnections: watch::Sender<u64>,
 }
 
 impl Hosts {
@@ -73,8 +73,8 @@ impl Hosts {
             timeout,
             current: Arc::new(AtomicUsize::new(first(&config, count))),
             open: Mutex::default(),
-            left_at: Mutex::default(),
-            departures: watch::Sender::new(0),
+            closed_at: Mutex::default(),
+            disconnections: watch::Sender::new(0),
         })))
     }
 
@@ -87,8 +87,8 @@ impl Hosts {
             timeout: self.0.timeout,
             current: self.0.current.clone(),
             open: Mutex::default(),
-            left_at: Mutex::default(),
-            departures: watch::Sender::new(0),
+            closed_at: Mutex::default(),
+            disconnections: watch::Sender::new(0),
         }))
     }
 
@@ -107,18 +107,18 @@ impl Hosts {
     }
 
     /// Changes whenever the connections were closed because their server was replaced or has become read-only.
-    pub fn departures(&self) -> watch::Receiver<u64> {
-        self.0.departures.subscribe()
+    pub fn disconnections(&self) -> watch::Receiver<u64> {
+        self.0.disconnections.subscribe()
     }
 
     /// Closes all connections: their server has become read-only.
-    pub fn leave_read_only(&self) {
-        let mut left_at = self.0.left_at.lock();
-        if left_at.is_none_or(|at| at.elapsed() >= LEAVE_EVERY) {
-            *left_at = Some(Instant::now());
-            drop(left_at);
+    pub fn close_read_only(&self) {
+        let mut closed_at = self.0.closed_at.lock();
+        if closed_at.is_none_or(|at| at.elapsed() >= MIN_CLOSE_INTERVAL) {
+            *closed_at = Some(Instant::now());
+            drop(closed_at);
             tracing::warn!("database is read-only, connecting again");
-            self.leave();
+            self.close_all();
         }
     }
 
@@ -126,15 +126,15 @@ impl Hosts {
     pub fn move_to(&self, host: usize) {
         if self.0.current.swap(host, Ordering::Relaxed) != host {
             tracing::warn!(host = %address(&self.0.hosts[host]), "connected to another database host");
-            self.leave();
+            self.close_all();
         }
     }
 
-    fn leave(&self) {
+    fn close_all(&self) {
         for connection in std::mem::take(&mut *self.0.open.lock()) {
             connection.abort();
         }
-        self.0.departures.send_modify(|departures| *departures += 1);
+        self.0.disconnections.send_modify(|disconnections| *disconnections += 1);
     }
 
     /// Connects to the first host that accepts the session, beginning with the one that worked last. Returns its index.

@@ -1,9 +1,9 @@
 //! Operations on jobs. Their SQL statements are in the modules that each operation calls.
 
 use async_trait::async_trait;
-use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
+use faena_domain::{Attempt, JobGraph, JobId, JobView, NewJob, Step, Timestamp};
 
-use super::{Postgres, change, dead_letters, due, list, position, read, submit};
+use super::{Postgres, change, dead_letters, due, graph, list, position, read, submit};
 use crate::{
     CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore,
     LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, events::SYSTEM, lists::Span,
@@ -65,6 +65,10 @@ impl JobStore for Postgres {
 
     async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>> {
         self.shared.retrying(|| position::position(&self.shared, id, &without)).await
+    }
+
+    async fn job_graph(&self, id: JobId, queues: Option<Vec<String>>, limit: usize) -> Result<Option<JobGraph>> {
+        self.shared.retrying(|| graph::graph(&self.shared, id, queues.as_deref(), limit)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {

@@ -17,7 +17,7 @@ use tokio_postgres::types::ToSql;
 
 use super::{
     PooledClient, Shared, candidates,
-    claim::{BEGIN_CLAIM, Frame, Group, HEAD, HEADS, LaneShare, may_claim, take},
+    claim::{BEGIN_CLAIM, Group, HEAD, HEADS, LaneShare, TransactionControl, may_claim, take},
     key_queues::{next_opening_at, open_due, read_key_queue_jobs, read_keys, read_open_key_queues, write_key_queues},
     rules,
 };
@@ -223,7 +223,7 @@ async fn serve_singles(
     let mut jobs: Vec<Vec<ClaimedJob>> = if asked.is_empty() {
         owners.iter().map(|_| Vec::new()).collect()
     } else {
-        take(shared, client, &owners, asked, Frame::Inside, now).await?
+        take(shared, client, &owners, asked, TransactionControl::ByCaller, now).await?
     };
     let mut claims: Vec<ClaimResult> = Vec::with_capacity(requests.len());
     for (request, jobs) in requests.iter().zip(&mut jobs) {
@@ -366,7 +366,7 @@ async fn claim_chosen(
         admission.quotas().into_iter().map(|(lane, quota)| LaneShare { request: 0, lane, quota }).collect();
     let mut jobs: Vec<(ClaimedJob, Option<i64>)> = Vec::new();
     if !portions.is_empty() {
-        let taken = take(shared, client, &[owner], portions, Frame::Inside, now).await?;
+        let taken = take(shared, client, &[owner], portions, TransactionControl::ByCaller, now).await?;
         jobs.extend(taken.into_iter().flatten().map(|job| (job, None)));
     }
     jobs.extend(take_keyed(shared, client, admission, owner, now).await?);

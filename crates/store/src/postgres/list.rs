@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{
     Shared, dead_letters,
     read::{BEGIN_READ, counts_in, job_workers, rows_of, states_of},
-    search::{last_details, last_runs, sort_keys},
+    search::{last_details, last_runs, payload_matches, sort_keys},
 };
 use crate::{
     Counts, Filter, JobIdPage, JobPage, LaneId, Page, Result, SortBy,
@@ -214,6 +214,11 @@ pub async fn matching(client: &Object, query: &ListQuery, ids: Vec<JobId>) -> Re
             found.push((id, lane));
         }
     }
+    if query.compares_payload() {
+        let ids: Vec<Uuid> = found.iter().map(|(id, _)| id.0).collect();
+        let matching = payload_matches(client, query, &ids).await?;
+        found.retain(|(id, _)| matching.contains(id));
+    }
     Ok(found)
 }
 
@@ -294,7 +299,7 @@ pub async fn ids_by_lane(
 }
 
 /// Number of jobs in flight that are checked together.
-pub const LOOK: usize = 200;
+pub const CHECKED_TOGETHER: usize = 200;
 
 /// Returns jobs in flight, newest first.
 pub async fn in_flight_ids(
@@ -316,12 +321,12 @@ pub async fn in_flight_ids(
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
     let mut in_flight = Vec::new();
     let mut seen = 0;
-    for part in ids.chunks(LOOK) {
+    for part in ids.chunks(CHECKED_TOGETHER) {
         // A claim contains jobs that have completed since. If those are listed too, they fill the page from the same
         // end, so what comes after a page of them is not on it.
         if lanes.is_empty()
             || in_flight.len() >= limit
-            || (query.includes(JobState::Completed) && seen >= limit.max(LOOK))
+            || (query.includes(JobState::Completed) && seen >= limit.max(CHECKED_TOGETHER))
         {
             break;
         }

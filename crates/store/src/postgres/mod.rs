@@ -13,6 +13,7 @@ mod complete;
 pub mod connect;
 pub mod doctor;
 mod due;
+mod graph;
 mod history;
 mod hosts;
 pub mod end;
@@ -45,6 +46,7 @@ mod search;
 mod position;
 mod submit;
 mod task_creates;
+mod task_keys;
 mod task_limits;
 mod task_lists;
 mod task_writes;
@@ -225,10 +227,10 @@ impl Shared {
         }
     }
 
-    /// Leaves a server that has become read-only, and remembers a full disk until `ping` finds space again.
+    /// Disconnects from a server that has become read-only, and remembers a full disk until `ping` finds space again.
     fn record_failure(&self, cause: &Cause) {
         if cause.is_read_only() {
-            self.hosts.leave_read_only();
+            self.hosts.close_read_only();
         }
         if cause.is_disk_full() {
             self.is_full.store(true, Ordering::Relaxed);

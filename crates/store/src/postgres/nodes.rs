@@ -8,7 +8,7 @@ use super::{Postgres, Shared, read, release::release_claims, webhooks, workers::
 use crate::{
     ClaimCutoff, GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
     disposition::ReleaseReason,
-    nodes::{inputs_text, read_inputs},
+    nodes::{VERSION, inputs_text, read_inputs},
     sql::sql,
     workers::NodeExit,
 };
@@ -73,8 +73,9 @@ pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestam
     let client = shared.client().await?;
     let joined = client
         .execute(
-            "INSERT INTO faena.node (id, name, started_at, lease_until) VALUES ($1, $2, $3, $4)",
-            &[&node.id.0, &node.name, &now.as_ms(), &now.plus_ms(lease_ms).as_ms()],
+            "INSERT INTO faena.node (id, name, started_at, lease_until, seen_at, version)
+             VALUES ($1, $2, $3, $4, $3, $5)",
+            &[&node.id.0, &node.name, &now.as_ms(), &now.plus_ms(lease_ms).as_ms(), &VERSION],
         )
         .await;
     client.return_to_pool(joined.map(|_| ()).map_err(Into::into))
@@ -84,7 +85,10 @@ pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestam
 pub async fn renew(shared: &Shared, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
     let client = shared.client().await?;
     let renewed = client
-        .execute("UPDATE faena.node SET lease_until = $2 WHERE id = $1", &[&node.0, &now.plus_ms(lease_ms).as_ms()])
+        .execute(
+            "UPDATE faena.node SET lease_until = $2, seen_at = $3 WHERE id = $1",
+            &[&node.0, &now.plus_ms(lease_ms).as_ms(), &now.as_ms()],
+        )
         .await;
     client.return_to_pool(renewed.map(|rows| rows == 1).map_err(Into::into))
 }
@@ -188,10 +192,18 @@ pub async fn report(shared: &Shared, node: NodeId, inputs: &[InputView]) -> Resu
 
 pub async fn reports(shared: &Shared, now: Timestamp) -> Result<Vec<NodeReport>> {
     let client = shared.client().await?;
-    let sql = "SELECT id, name, inputs FROM faena.node WHERE lease_until >= $1 ORDER BY started_at, id";
+    let sql = "SELECT id, name, version, started_at, seen_at, inputs FROM faena.node WHERE lease_until >= $1
+               ORDER BY started_at, id";
     let rows = client.query(sql, &[&now.as_ms()]).await;
     let rows = client.return_to_pool(rows.map_err(Into::into))?;
-    let report = |row: &Row| NodeReport { node: NodeId(row.get(0)), name: row.get(1), inputs: read_inputs(row.get(2)) };
+    let report = |row: &Row| NodeReport {
+        node: NodeId(row.get(0)),
+        name: row.get(1),
+        version: row.get(2),
+        started_at: Timestamp::from_ms(row.get(3)),
+        seen_at: Timestamp::from_ms(row.get(4)),
+        inputs: read_inputs(row.get(5)),
+    };
     Ok(rows.iter().map(report).collect())
 }
 

@@ -2,11 +2,11 @@
 //!
 //! In this process immediately, by a channel. To other nodes by NOTIFY, never inside a writing transaction (that would
 //! serialise all commits), collected for a few milliseconds, and only if there are other nodes. A lost notification costs one
-//! poll, never a job. The listener reconnects for ever, notices a silently broken connection and a server that has become
-//! read-only, and signals every loop to check whenever it listens again.
+//! poll, never a job. The listener reconnects until the process stops, detects a dead connection and a server that has become
+//! read-only, and wakes every loop after each reconnect, because signals may have been lost meanwhile.
 //!
-//! A transaction-mode pooler accepts LISTEN and delivers nothing. So the listener sends a notification to itself through the pool
-//! and expects it. While signals do not arrive, `problem` says why, and the nodes poll faster.
+//! A transaction-mode pooler accepts LISTEN and delivers nothing. So the listener sends itself a notification through the pool
+//! and waits for it. While notifications do not arrive, `problem` says why, and the nodes poll more often.
 
 use std::{
     sync::{
@@ -34,21 +34,21 @@ const CHANNEL: &str = "faena";
 /// Name of the listening session in `pg_stat_activity`.
 const LISTENER: &str = "faena listener";
 const BATCH_WINDOW: Duration = Duration::from_millis(5);
-/// Number of signals that wait to be sent to other nodes. Further ones are left to their polls.
+/// Maximum number of signals that wait to be sent. Further signals are dropped: the other nodes find the changes when they poll.
 const OUTBOX: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a pooler has lost notifications: that is permanent until its configuration changes.
 const POOLER_PAUSE: Duration = Duration::from_secs(60);
 /// After a connection has listened for this time, the next pause is the shortest again.
-const STEADY: Duration = Duration::from_secs(5);
+const STABLE_AFTER: Duration = Duration::from_secs(5);
 /// How often the listening connection is checked, and how long it may take to answer.
-const ASK_EVERY: Duration = Duration::from_secs(10);
-const ANSWER: Duration = Duration::from_secs(5);
-/// The same if there is another host to go to.
-const ASK_OFTEN: Duration = Duration::from_secs(2);
-const QUICK_ANSWER: Duration = Duration::from_secs(2);
-/// Notification to oneself.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same if the URL has several hosts.
+const CHECK_INTERVAL_SEVERAL_HOSTS: Duration = Duration::from_secs(2);
+const CHECK_TIMEOUT_SEVERAL_HOSTS: Duration = Duration::from_secs(2);
+/// Payload of a notification that the listener sends to itself.
 const ECHO: &str = "?";
 
 /// How listening ended.
@@ -62,7 +62,7 @@ struct Ended {
 struct ListenHosts {
     own: Hosts,
     of_pool: Option<Hosts>,
-    ask_every: Duration,
+    check_interval: Duration,
     answer: Duration,
 }
 
@@ -73,12 +73,12 @@ struct Inner {
     local: broadcast::Sender<Signal>,
     outbox: Mutex<Vec<Signal>>,
     wake: Notify,
-    has_company: AtomicBool,
+    has_other_nodes: AtomicBool,
     /// Distinguishes our own notifications from those of other nodes.
     sender: String,
     /// Why notifications do not arrive. `None`: they do, as far as is known.
     problem: Mutex<Option<String>>,
-    /// Number of notifications to oneself that arrived.
+    /// Number of notifications to itself that arrived.
     echoes: AtomicU64,
 }
 
@@ -97,15 +97,15 @@ impl Notifier {
             local: broadcast::channel(4_096).0,
             outbox: Mutex::default(),
             wake: Notify::new(),
-            has_company: AtomicBool::new(false),
+            has_other_nodes: AtomicBool::new(false),
             sender: uuid::Uuid::new_v4().simple().to_string(),
             problem: Mutex::default(),
             echoes: AtomicU64::default(),
         }));
-        let talker = notifier.clone();
-        let (stopped, talk_pool) = (stop.clone(), pool.clone());
+        let sender = notifier.clone();
+        let (stopped, send_pool) = (stop.clone(), pool.clone());
         tokio::spawn(async move {
-            tokio::select! { () = stopped.cancelled() => {}, () = talker.talk(talk_pool) => {} }
+            tokio::select! { () = stopped.cancelled() => {}, () = sender.send_to_other_nodes(send_pool) => {} }
         });
         let listener = notifier.clone();
         tokio::spawn(async move {
@@ -125,7 +125,7 @@ impl Notifier {
 
     pub fn send(&self, signal: Signal) {
         let _ = self.0.local.send(signal);
-        if self.0.has_company.load(Ordering::Relaxed) {
+        if self.0.has_other_nodes.load(Ordering::Relaxed) {
             let mut outbox = self.0.outbox.lock();
             if outbox.len() < OUTBOX && signal.add_to(&mut outbox) {
                 self.0.wake.notify_one();
@@ -135,10 +135,10 @@ impl Notifier {
 
     /// Records how many nodes the last poll saw.
     pub fn nodes_seen(&self, nodes: usize) {
-        self.0.has_company.store(nodes > 1, Ordering::Relaxed);
+        self.0.has_other_nodes.store(nodes > 1, Ordering::Relaxed);
     }
 
-    async fn talk(&self, pool: Pool) {
+    async fn send_to_other_nodes(&self, pool: Pool) {
         loop {
             self.0.wake.notified().await;
             tokio::time::sleep(BATCH_WINDOW).await;
@@ -159,23 +159,23 @@ impl Notifier {
         }
     }
 
-    /// Listens for ever: reconnects 1 s after the connection ended, after twice as long with each failure, at most 5 s.
+    /// Listens until the process stops. Reconnects 1 s after the connection ended; the delay doubles with each failure, up to 5 s.
     async fn listen(&self, hosts: ListenHosts, pool: Pool) {
         let mut pause = FIRST_PAUSE;
-        let mut quiet = false;
+        let mut logged = false;
         loop {
             let ended = self.listen_once(&hosts, &pool).await;
-            if ended.listened >= STEADY {
-                (pause, quiet) = (FIRST_PAUSE, false);
+            if ended.listened >= STABLE_AFTER {
+                (pause, logged) = (FIRST_PAUSE, false);
             }
             *self.0.problem.lock() = Some(ended.reason.clone());
             // Logged once per outage, not once per attempt.
-            if !quiet && ended.is_pooler {
+            if !logged && ended.is_pooler {
                 tracing::warn!(reason = ended.reason, "not listening to other nodes, polling instead");
-            } else if !quiet {
+            } else if !logged {
                 tracing::info!(reason = ended.reason, "not listening to other nodes, polling instead");
             }
-            quiet = true;
+            logged = true;
             tokio::time::sleep(if ended.is_pooler { POOLER_PAUSE } else { pause }).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
@@ -188,7 +188,7 @@ impl Notifier {
             Err(error) => return never(error_chain(&error)),
         };
         hosts.connected_to(host);
-        let mut departures = hosts.departures();
+        let mut disconnections = hosts.disconnections();
         if let Err(reason) = self.query(&client, "LISTEN faena", hosts.answer, &mut messages).await {
             return never(reason);
         }
@@ -206,21 +206,21 @@ impl Notifier {
             }
         }
         *self.0.problem.lock() = None;
-        let mut look = tokio::time::interval_at(began + hosts.ask_every, hosts.ask_every);
+        let mut checks = tokio::time::interval_at(began + hosts.check_interval, hosts.check_interval);
         let reason = loop {
             let message = tokio::select! {
                 message = messages.next() => message,
-                // A silently broken connection looks like one on which nothing happens.
-                _ = look.tick() => match self.check(&client, hosts, &mut messages).await {
+                // Without a query, a dead connection looks like an idle one.
+                _ = checks.tick() => match self.check(&client, hosts, &mut messages).await {
                     Ok(()) => continue,
                     Err(reason) => break reason,
                 },
-                () = left(&mut departures) => break "the database was replaced or has become read-only".into(),
+                () = disconnected(&mut disconnections) => break "the database was replaced or has become read-only".into(),
             };
             match message {
                 Some(Ok(message)) => self.receive_message(&message),
                 Some(Err(error)) => break error_chain(&error),
-                None => break "the server closed it".into(),
+                None => break "the server closed the connection".into(),
             }
         };
         Ended { listened: began.elapsed(), reason, is_pooler: false }
@@ -242,7 +242,7 @@ impl Notifier {
         })
     }
 
-    /// Sends a notification to oneself through the pool, and returns whether it arrives. `true` if it cannot be sent.
+    /// Sends a notification to itself through the pool, and returns whether it arrives. `true` if it cannot be sent.
     async fn receives_echo(&self, pool: &Pool, messages: &mut Messages) -> bool {
         let before = self.0.echoes.load(Ordering::Relaxed);
         let text = format!("{} {ECHO}", self.0.sender);
@@ -250,7 +250,7 @@ impl Notifier {
             let client = pool.get().await.ok()?;
             client.execute("SELECT pg_notify($1, $2)", &[&CHANNEL, &text]).await.ok()
         };
-        if !matches!(tokio::time::timeout(ANSWER, sent).await, Ok(Some(_))) {
+        if !matches!(tokio::time::timeout(CHECK_TIMEOUT, sent).await, Ok(Some(_))) {
             return true;
         }
         let arrived = async {
@@ -262,7 +262,7 @@ impl Notifier {
                 }
             }
         };
-        tokio::time::timeout(ANSWER, arrived).await.is_ok()
+        tokio::time::timeout(CHECK_TIMEOUT, arrived).await.is_ok()
     }
 
     /// Runs a query while messages keep arriving. `Err`: why there was no answer in time.
@@ -285,7 +285,7 @@ impl Notifier {
                 message = messages.next() => match message {
                     Some(Ok(message)) => self.receive_message(&message),
                     Some(Err(error)) => return Err(error_chain(&error)),
-                    None => return Err("the server closed it".into()),
+                    None => return Err("the server closed the connection".into()),
                 }
             }
         }
@@ -318,8 +318,12 @@ impl Notifier {
 
 impl ListenHosts {
     fn new(own: Hosts, of_pool: Option<Hosts>) -> ListenHosts {
-        let (ask_every, answer) = if own.are_several() { (ASK_OFTEN, QUICK_ANSWER) } else { (ASK_EVERY, ANSWER) };
-        ListenHosts { own, of_pool, ask_every, answer }
+        let (check_interval, answer) = if own.are_several() {
+            (CHECK_INTERVAL_SEVERAL_HOSTS, CHECK_TIMEOUT_SEVERAL_HOSTS)
+        } else {
+            (CHECK_INTERVAL, CHECK_TIMEOUT)
+        };
+        ListenHosts { own, of_pool, check_interval, answer }
     }
 
     /// Records which host accepted the listener. The pool leaves any other host: the listener notices first that it hangs.
@@ -327,15 +331,15 @@ impl ListenHosts {
         self.of_pool.as_ref().unwrap_or(&self.own).move_to(host);
     }
 
-    fn departures(&self) -> Option<watch::Receiver<u64>> {
-        self.of_pool.as_ref().map(Hosts::departures)
+    fn disconnections(&self) -> Option<watch::Receiver<u64>> {
+        self.of_pool.as_ref().map(Hosts::disconnections)
     }
 }
 
-/// Waits until the pool has left its server. Never returns for a listener with its own URL.
-async fn left(departures: &mut Option<watch::Receiver<u64>>) {
-    let changed = match departures {
-        Some(departures) => departures.changed().await.is_ok(),
+/// Waits until the pool has closed its connections. Never returns for a listener with its own URL.
+async fn disconnected(disconnections: &mut Option<watch::Receiver<u64>>) {
+    let changed = match disconnections {
+        Some(disconnections) => disconnections.changed().await.is_ok(),
         None => false,
     };
     if !changed {

@@ -18,7 +18,7 @@ async fn position_in(shared: &Shared, client: &Object, id: JobId, without: &[Lan
     };
     let lane: LaneId = row.get(0);
     let mut position = JobPosition { parents: parents(client, id).await?, ..JobPosition::default() };
-    if let Some((ready_at, key)) = ready_place(client, lane, id).await? {
+    if let Some((ready_at, key)) = ready_row(client, lane, id).await? {
         if !shared.lanes.contains(lane) {
             shared.load_lanes().await?;
         }
@@ -41,7 +41,7 @@ async fn position_in(shared: &Shared, client: &Object, id: JobId, without: &[Lan
     Ok(Some(position))
 }
 
-async fn ready_place(client: &Object, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
+async fn ready_row(client: &Object, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
     let row =
         client.query_opt("SELECT ready_at, key FROM faena.ready WHERE lane = $1 AND id = $2", &[&lane, &id.0]).await?;
     Ok(row.map(|row| (row.get(0), row.get(1))))

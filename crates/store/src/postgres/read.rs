@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// One snapshot, so that a moving job is seen in one table. Only index lookups; compiling a query takes longer than any of
-/// them, so a planner that guesses otherwise (over many partitions, without statistics) is overruled.
+/// them, so sequential scans and joins that a planner without statistics might choose are disabled.
 pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; \
      SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
@@ -201,7 +201,7 @@ pub async fn in_flight_counts(shared: &Shared) -> Result<Vec<InFlightCount>> {
     Ok(rows.iter().map(count).collect())
 }
 
-/// Returns everything that an idle node wants to know, with one query.
+/// Reads everything that an idle node polls for, with one query.
 pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll> {
     let client = shared.client().await?;
     let result = poll_in(&client, node, now).await;
@@ -225,7 +225,7 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
     Ok(poll)
 }
 
-/// Texts that change whenever the settings of queues and limits, or the API keys, change.
+/// Hashes that change whenever the settings of queues and limits, or the API keys, change.
 struct Digests {
     rules: String,
     api_keys: String,

@@ -148,7 +148,7 @@ async fn patch_in(
 
 async fn locked(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
     let sql = format!("SELECT {COLUMNS} FROM faena.schedule WHERE id = $1 FOR UPDATE");
-    client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).schedule()).transpose()
+    client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).map_err(|(_, error)| error)).transpose()
 }
 
 /// Updates the progress columns of schedules (cursor, next due time, run count, recent jobs) but not their definitions.
@@ -242,16 +242,16 @@ async fn next_free_time(client: &Object, id: ScheduleId, now: Timestamp) -> Resu
 struct AfterCommit {
     put: submit::NestedSubmission,
     ended: Vec<JobId>,
-    asked: Vec<JobId>,
-    signals: Vec<Signal>,
+    cancel_requested: Vec<JobId>,
+    jobs: change::AfterCommit,
 }
 
 impl AfterCommit {
     /// Sends the signals, after the commit.
     async fn send(self, shared: &Shared, now: Timestamp) -> Result<()> {
         self.put.signal(shared);
-        shared.signal(self.asked.into_iter().map(Signal::Cancel));
-        shared.signal(self.signals);
+        shared.signal(self.cancel_requested.into_iter().map(Signal::Cancel));
+        self.jobs.send(shared);
         if !self.ended.is_empty() {
             dependents::release_dependents(shared, &self.ended, now).await?;
         }
@@ -313,18 +313,18 @@ async fn fire_due(
     let round = schedules::plan_round(due, &states, &rejected, now);
     for id in round.cancels {
         match change::cancel_in(client, shared.bulk_writes(), id, CANCEL_REASON, now).await {
-            Ok((CancelOutcome::Cancelled, signals)) => {
+            Ok((CancelOutcome::Cancelled, after_cancel)) => {
                 after_commit.ended.push(id);
-                after_commit.signals.extend(signals);
+                after_commit.jobs.extend(after_cancel);
             }
-            Ok((CancelOutcome::Asked { .. }, _)) => after_commit.asked.push(id),
+            Ok((CancelOutcome::Requested { .. }, _)) => after_commit.cancel_requested.push(id),
             // It has just ended, or was deleted.
             Err(StoreError::InvalidTransition { .. } | StoreError::NotFound(_)) => {}
             Err(error) => return Err(error),
         }
     }
     if !round.jobs.is_empty() {
-        let lanes = round.makers.iter().map(|id| lanes[id]).collect();
+        let lanes = round.job_schedules.iter().map(|id| lanes[id]).collect();
         after_commit.put.jobs(client, shared.bulk_shard(), round.jobs, lanes, now).await?;
     }
     if !round.schedules.is_empty() {
@@ -334,7 +334,7 @@ async fn fire_due(
     Ok((round.schedules, round.ticks))
 }
 
-/// Reads due schedules, the longest due first. PostgreSQL: those that another node is processing are skipped.
+/// Reads due schedules, the most overdue first. PostgreSQL: those that another node is processing are skipped.
 pub fn due_sql() -> String {
     format!("SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED")
 }
@@ -344,7 +344,7 @@ pub const NEXT_AT: &str = "SELECT min(next_at) FROM faena.schedule WHERE next_at
 async fn due(client: &Object, limit: usize, now: Timestamp) -> Result<(Vec<Schedule>, UnreadableSchedules)> {
     let statement = client.prepare_cached(&due_sql()).await?;
     let rows = client.query(&statement, &[&now.as_ms(), &i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
-    Ok(schedules::parse_rows(rows.iter().map(row).collect()))
+    Ok(schedules::split_rows(rows.iter().map(row).collect()))
 }
 
 async fn put_ticks(client: &Object, ticks: &[TickRow]) -> Result<()> {
@@ -381,7 +381,7 @@ pub async fn get(shared: &Shared, id: ScheduleId) -> Result<Option<Schedule>> {
 
 async fn get_in(client: &Object, id: ScheduleId) -> Result<Option<Schedule>> {
     let sql = format!("SELECT {COLUMNS} FROM faena.schedule WHERE id = $1");
-    client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).schedule()).transpose()
+    client.query_opt(&sql, &[&id.0]).await?.as_ref().map(|found| row(found).map_err(|(_, error)| error)).transpose()
 }
 
 pub async fn list(shared: &Shared, filter: &ScheduleFilter, page: SchedulePage) -> Result<(Vec<Schedule>, u64)> {
@@ -480,9 +480,10 @@ pub async fn prune(client: &Object, before: Timestamp, limit: usize) -> Result<(
 fn row(row: &Row) -> ScheduleRow {
     let at = |column: usize| row.get::<_, Option<i64>>(column).map(Timestamp::from_ms);
     let job = |column: usize| row.get::<_, Option<Uuid>>(column).map(JobId);
-    ScheduleRow {
-        id: ScheduleId(row.get(0)),
-        spec: row.get(1),
+    let id = ScheduleId(row.get(0));
+    Ok(Schedule {
+        id,
+        spec: schedules::parse_spec(id, row.get(1))?,
         is_active: row.get(2),
         anchor_at: Timestamp::from_ms(row.get(3)),
         cursor_at: Timestamp::from_ms(row.get(4)),
@@ -491,10 +492,10 @@ fn row(row: &Row) -> ScheduleRow {
         last_due_at: at(7),
         last_run_at: at(8),
         last_job: job(9),
-        recent: row.get(10),
+        recent: schedules::parse_recent(row.get(10)),
         queued: job(11),
         finished: row.get(12),
         created_at: Timestamp::from_ms(row.get(13)),
         updated_at: Timestamp::from_ms(row.get(14)),
-    }
+    })
 }

@@ -1,6 +1,6 @@
 //! What lists compare, show and sort by besides the row of a job and the table it is in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, JobState, LogEntry, Timestamp};
@@ -11,7 +11,7 @@ use crate::{
     Result, SortBy,
     assemble::{Details, parse_options},
     job_log::MessageRow,
-    lists::{LastRun, ListQuery, SEARCHED_ERROR_CHARS},
+    lists::{LastRun, ListQuery, SEARCHED_ERROR_CHARS, SEARCHED_PAYLOAD_CHARS},
     sql::{CANCELLED, FAILED, sql},
 };
 
@@ -91,6 +91,24 @@ pub async fn last_runs(
         in_flight_locations(client, &in_flight, &mut locations).await?;
         for (id, location) in locations {
             found.entry(JobId(id)).or_default().worker = location.worker_id();
+        }
+    }
+    Ok(found)
+}
+
+/// Returns those of these jobs whose payloads match. PostgreSQL: read in parts, so that not all of them are in memory at once.
+pub async fn payload_matches(client: &Object, query: &ListQuery, ids: &[Uuid]) -> Result<HashSet<JobId>> {
+    let statement = client
+        .prepare_cached(&format!(
+            "SELECT id, substr(payload, 1, {SEARCHED_PAYLOAD_CHARS}) FROM faena.job WHERE id = ANY($1)"
+        ))
+        .await?;
+    let mut found = HashSet::new();
+    for part in ids.chunks(500) {
+        for row in client.query(&statement, &[&part]).await? {
+            if query.matches_payload(row.get(1)) {
+                found.insert(JobId(row.get(0)));
+            }
         }
     }
     Ok(found)

@@ -17,7 +17,7 @@ use super::{
     events,
     lanes::lanes_of,
     read,
-    submit_rows::{Frame, Rows},
+    submit_rows::{Rows, TransactionControl},
 };
 use crate::{
     JobExit, LaneId, Result, StoreError, Submitted,
@@ -107,8 +107,8 @@ async fn store(
     for (at, (jobs, _)) in calls.iter().enumerate() {
         match lanes_of(shared, jobs).await {
             Ok(ids) => lanes.push(ids),
-            Err(StoreError::Invalid(faults)) => {
-                outcomes[at] = Some(Err(StoreError::Invalid(faults)));
+            Err(StoreError::Invalid(errors)) => {
+                outcomes[at] = Some(Err(StoreError::Invalid(errors)));
                 lanes.push(Vec::new());
             }
             Err(error) => return Err(error),
@@ -128,13 +128,13 @@ async fn store(
         if rows.are_ready() {
             rows.write_ready(&client, shard).await?;
         } else {
-            rows.write(&client, shard, Frame::Whole).await?;
+            rows.write(&client, shard, TransactionControl::BeginAndCommit).await?;
         }
         client.return_to_pool(Ok(()))?;
     } else {
         begin(&client, actor).await?;
         let result = if plain {
-            rows.write(&client, shard, Frame::Inside).await
+            rows.write(&client, shard, TransactionControl::ByCaller).await
         } else {
             store_with_keys(&client, shard, calls, &lanes, &mut outcomes, &mut rows).await
         };
@@ -226,7 +226,7 @@ async fn store_with_keys(
         exits.extend(cancelled.map(|answer| (answer.id.0, JobExit::Finished)));
         outcomes[at] = Some(Ok(answers));
     }
-    rows.write(client, shard, Frame::Inside).await?;
+    rows.write(client, shard, TransactionControl::ByCaller).await?;
     if !exits.is_empty() {
         rows.signals = clean_up(client, &exits).await?;
     }

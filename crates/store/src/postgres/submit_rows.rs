@@ -40,9 +40,9 @@ pub struct Rows {
 }
 
 /// Whether `write` opens and closes the transaction itself, in the same round trip.
-pub enum Frame {
-    Whole,
-    Inside,
+pub enum TransactionControl {
+    BeginAndCommit,
+    ByCaller,
 }
 
 impl Rows {
@@ -209,7 +209,7 @@ impl Rows {
     }
 
     /// Sends all statements at once, and reads the answers together.
-    pub async fn write(&self, client: &Object, shard: i16, frame: Frame) -> Result<()> {
+    pub async fn write(&self, client: &Object, shard: i16, control: TransactionControl) -> Result<()> {
         let (counters, lanes) = (self.deltas.columns(), self.distinct_lanes());
         let all: [(bool, &str, Vec<&(dyn ToSql + Sync)>); 9] = [
             (!lanes.is_empty(), "SELECT faena.require_lanes($1)", vec![&lanes]),
@@ -266,12 +266,12 @@ impl Rows {
             }
         }
         let queries = statements.iter().map(|(statement, parameters)| client.query(statement, parameters.as_slice()));
-        match frame {
-            Frame::Inside => {
+        match control {
+            TransactionControl::ByCaller => {
                 try_join_all(queries).await?;
                 put_key_queues(client, self.key_queues.clone()).await?;
             }
-            Frame::Whole => {
+            TransactionControl::BeginAndCommit => {
                 // A failed statement turns the COMMIT into a rollback, so checking all answers is enough.
                 let begin = client.batch_execute("BEGIN");
                 let commit = client.batch_execute("COMMIT");

@@ -9,12 +9,12 @@ use super::{
     Shared, audit,
     batch::{Answer, Weight},
     task_limits,
-    task_writes::{BEGIN, Frame, TaskWrites},
+    task_writes::{BEGIN, TaskWrites, TransactionControl},
     tasks::{AfterCommit, check_jobs, put_webhooks, submit_jobs},
 };
 use crate::{
     LaneId, NewTask, Result, StoreError,
-    task_limits::{Room, may_be_limited},
+    task_limits::{TaskCapacity, may_be_limited},
     tasks::{Batch, Plan},
 };
 
@@ -72,20 +72,20 @@ async fn create_all(
 ) -> Result<()> {
     let limited = limited_machines(shared, tasks);
     if limited.is_empty() {
-        let mut planned = Planned::new(shared, tasks, Room::default(), after_commit).await?;
+        let mut planned = Planned::new(shared, tasks, TaskCapacity::default(), after_commit).await?;
         let is_plain = planned.plan.jobs.is_empty() && planned.plan.webhooks.is_empty();
         if is_plain && tasks.iter().all(|(task, _)| task.audit.is_none()) {
-            return planned.writes.send(client, Frame::Whole).await;
+            return planned.writes.send(client, TransactionControl::BeginAndCommit).await;
         }
         client.batch_execute(BEGIN).await?;
         planned.write_first(shared, client, tasks, after_commit).await?;
-        return planned.writes.send(client, Frame::Last).await;
+        return planned.writes.send(client, TransactionControl::CommitOnly).await;
     }
     client.batch_execute(BEGIN).await?;
-    let room = task_limits::locked_room(client, &limited).await?;
-    let mut planned = Planned::new(shared, tasks, room, after_commit).await?;
+    let capacity = task_limits::locked_capacity(client, &limited).await?;
+    let mut planned = Planned::new(shared, tasks, capacity, after_commit).await?;
     planned.write_first(shared, client, tasks, after_commit).await?;
-    planned.writes.send(client, Frame::Last).await
+    planned.writes.send(client, TransactionControl::CommitOnly).await
 }
 
 /// Returns the machines of new tasks that may have a limit, in the order in which their limits are locked.
@@ -107,12 +107,12 @@ impl Planned {
     async fn new(
         shared: &Shared,
         tasks: &[TimedTask],
-        mut room: Room,
+        mut capacity: TaskCapacity,
         after_commit: &mut AfterCommit,
     ) -> Result<Planned> {
         let (mut batch, mut plan) = (Batch::default(), Plan::default());
         for (task, now) in tasks {
-            batch.plan_new(&mut plan, task, room.admit(&task.definition.machine), *now);
+            batch.plan_new(&mut plan, task, capacity.admit(&task.definition.machine), *now);
         }
         let now = tasks.iter().map(|(_, now)| *now).max().unwrap_or_default();
         let lanes = check_jobs(shared, &mut batch, &mut plan, now).await?;
@@ -149,8 +149,8 @@ pub async fn create_in(
     now: Timestamp,
 ) -> Result<()> {
     let tasks = [(new.clone(), now)];
-    let room = task_limits::locked_room(client, &limited_machines(shared, &tasks)).await?;
-    let mut planned = Planned::new(shared, &tasks, room, after_commit).await?;
+    let capacity = task_limits::locked_capacity(client, &limited_machines(shared, &tasks)).await?;
+    let mut planned = Planned::new(shared, &tasks, capacity, after_commit).await?;
     planned.write_first(shared, client, &tasks, after_commit).await?;
-    planned.writes.send(client, Frame::Inside).await
+    planned.writes.send(client, TransactionControl::ByCaller).await
 }

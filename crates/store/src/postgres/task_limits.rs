@@ -16,23 +16,23 @@ use super::{
 use crate::{
     COUNT_LIMIT, Result, TaskInput,
     sql::sql,
-    task_limits::{MACHINE, Room, TaskPosition},
+    task_limits::{MACHINE, TaskCapacity, TaskPosition},
 };
 
 /// Returns how many tasks of some machines may start.
 ///
 /// PostgreSQL: the rows of the limits stay locked until the commit, so that no other transaction starts tasks meanwhile.
-pub async fn locked_room(client: &Object, machines: &BTreeSet<&str>) -> Result<Room> {
-    let mut room = Room::default();
+pub async fn locked_capacity(client: &Object, machines: &BTreeSet<&str>) -> Result<TaskCapacity> {
+    let mut capacity = TaskCapacity::default();
     for machine in machines {
         let Some(most) = locked_limit(client, machine).await? else { continue };
         let statement = client
             .prepare_cached("SELECT EXISTS (SELECT FROM faena.task WHERE status = 'queued' AND machine = $1)")
             .await?;
         let has_queue: bool = client.query_one(&statement, &[machine]).await?.get(0);
-        room.set(machine, most - running(client, machine, most).await?, has_queue);
+        capacity.set(machine, most - running(client, machine, most).await?, has_queue);
     }
-    Ok(room)
+    Ok(capacity)
 }
 
 async fn locked_limit(client: &Object, machine: &str) -> Result<Option<i64>> {
@@ -56,7 +56,7 @@ async fn running(client: &Object, machine: &str, most: i64) -> Result<i64> {
     Ok(client.query_one(&statement, &[&machine, &most]).await?.get(0))
 }
 
-/// Starts up to `limit` queued tasks of each machine that has room. Returns how many.
+/// Starts up to `limit` queued tasks of each machine that has capacity. Returns how many.
 ///
 /// Each machine is a transaction of its own, so that no node waits for two limits.
 pub async fn start_queued(shared: &Shared, limit: i64, now: Timestamp) -> Result<usize> {
@@ -85,12 +85,12 @@ async fn start_in(
     after_commit: &mut AfterCommit,
     now: Timestamp,
 ) -> Result<usize> {
-    let room = match locked_limit(client, machine).await? {
+    let capacity = match locked_limit(client, machine).await? {
         Some(most) => most - running(client, machine, most).await?,
         None => i64::MAX,
     };
-    let room = room.min(limit);
-    if room <= 0 {
+    let capacity = capacity.min(limit);
+    if capacity <= 0 {
         return Ok(0);
     }
     let statement = client
@@ -98,7 +98,7 @@ async fn start_in(
             "SELECT id FROM faena.task WHERE status = 'queued' AND machine = $1 ORDER BY id LIMIT $2 FOR UPDATE",
         )
         .await?;
-    let rows = client.query(&statement, &[&machine, &room]).await?;
+    let rows = client.query(&statement, &[&machine, &capacity]).await?;
     let ids = rows.iter().map(|row| TaskId(row.get::<_, Uuid>(0)));
     let inputs: Vec<TaskInput> = ids.map(|task| TaskInput { task, input: Input::Start }).collect();
     let started = inputs.len();

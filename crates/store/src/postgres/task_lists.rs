@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use deadpool_postgres::Object;
 use faena_domain::{TaskId, Timestamp};
+use faena_machine::Status;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::{Shared, machines::version_number, tasks::task_row};
 use crate::{
-    COUNT_LIMIT, QueuedTasks, Result, StateCount, TaskFigures, TaskFilter, TaskView, TasksInState,
-    tasks::{COLUMNS, STATUSES, status_text},
+    COUNT_LIMIT, QueuedTasks, Result, StateCount, TaskFigures, TaskFilter, TaskView, TasksInState, tasks::COLUMNS,
 };
 
 const CONDITION: &str =
@@ -29,7 +29,7 @@ struct Conditions<'a> {
 
 impl<'a> Conditions<'a> {
     fn new(filter: &'a TaskFilter) -> Conditions<'a> {
-        Conditions { filter, version: filter.version.map(version_number), status: filter.status.map(status_text) }
+        Conditions { filter, version: filter.version.map(version_number), status: filter.status.map(Status::as_str) }
     }
 
     fn parameters(&self) -> Vec<&(dyn ToSql + Sync)> {
@@ -115,7 +115,7 @@ pub async fn states(shared: &Shared, machine: &str, version: u32) -> Result<Vec<
 
 pub async fn counts(shared: &Shared) -> Result<BTreeMap<String, u64>> {
     let client = shared.client().await?;
-    let statuses = STATUSES.map(status_text).to_vec();
+    let statuses = Status::ALL.map(Status::as_str).to_vec();
     let limit = i64::try_from(COUNT_LIMIT).unwrap_or(i64::MAX);
     let sql = "SELECT s.status, coalesce(sum(c.tasks), 0)::int8 FROM unnest($1::text[]) AS s(status)
                LEFT JOIN faena.machine m ON true

@@ -14,13 +14,13 @@ use crate::{
 
 /// Where the rows of a batch are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Frame {
+pub enum TransactionControl {
     /// In a transaction of their own, which has not begun.
-    Whole,
+    BeginAndCommit,
     /// In a transaction that they end.
-    Last,
+    CommitOnly,
     /// In a transaction that the caller continues.
-    Inside,
+    ByCaller,
 }
 
 pub const BEGIN: &str = "BEGIN; SET LOCAL jit = off";
@@ -265,7 +265,7 @@ impl TaskWrites {
     /// Writes the rows in one round trip.
     ///
     /// If a statement fails, those after it fail too, and the COMMIT that was sent with them rolls back.
-    pub async fn send(&self, client: &Object, frame: Frame) -> Result<()> {
+    pub async fn send(&self, client: &Object, control: TransactionControl) -> Result<()> {
         // Every statement is prepared before the first one is sent: COMMIT must not overtake one.
         let statements = self.prepare(client).await?;
         let mut tasks = self.tasks.parameters().to_vec();
@@ -277,7 +277,7 @@ impl TaskWrites {
         let (records, inbox) = (self.records.parameters(), self.inbox.parameters());
         let (links, events) = (self.links.parameters(), self.events.parameters());
         let (begun, tasks, tags, records, inbox, links, announced, events, committed) = join!(
-            command(client, if frame == Frame::Whole { BEGIN } else { "" }),
+            command(client, if control == TransactionControl::BeginAndCommit { BEGIN } else { "" }),
             execute(client, &statements.tasks, &tasks),
             execute(client, &statements.tags, &tags),
             execute(client, &statements.records, &records),
@@ -285,7 +285,7 @@ impl TaskWrites {
             execute(client, &statements.links, &links),
             execute(client, &statements.announce, &[]),
             execute(client, &statements.events, &events),
-            command(client, if frame == Frame::Inside { "" } else { "COMMIT" }),
+            command(client, if control == TransactionControl::ByCaller { "" } else { "COMMIT" }),
         );
         for result in [begun, tasks, tags, records, inbox, links, announced, events, committed] {
             result?;

@@ -17,13 +17,14 @@ use super::{
     machines::{definition, from_version_number, machine, machines, register},
     submit,
     task_creates::CreateCall,
-    task_limits, task_lists,
-    task_writes::{BEGIN, Frame, TaskWrites},
+    task_keys, task_limits, task_lists,
+    task_writes::{BEGIN, TaskWrites, TransactionControl},
     webhooks,
 };
 use crate::{
-    LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError, StoredMachine,
-    TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskPosition, TaskStore, TaskView, TasksFired,
+    KeyedTask, LaneId, MachineStatus, NewMachine, NewTask, Registered, Result, Signal, StateCount, StoreError,
+    StoredMachine, TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskKey, TaskMeasures, TaskPosition, TaskStore,
+    TaskView, TasksFired,
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
@@ -53,6 +54,10 @@ impl TaskStore for Postgres {
 
     async fn task_create(&self, task: NewTask, now: Timestamp) -> Result<()> {
         self.creates.call(|answer| CreateCall { task, now, answer }).await
+    }
+
+    async fn task_create_once(&self, key: TaskKey, task: NewTask, now: Timestamp) -> Result<Option<KeyedTask>> {
+        self.shared.retrying(|| task_keys::create_once(&self.shared, &key, &task, now)).await
     }
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
@@ -218,10 +223,11 @@ pub type TimedInputs = (Vec<TaskInput>, Timestamp);
 async fn apply(shared: &Shared, calls: &[TimedInputs]) -> Result<Vec<Option<TaskAnswer>>> {
     let client = shared.client().await?;
     let mut after_commit = AfterCommit::default();
-    let answers = match apply_framed(shared, &client, calls, None, Frame::Whole, &mut after_commit).await {
-        Ok(answers) => client.return_to_pool(Ok(answers))?,
-        Err(error) => return client.end(Err(error)).await,
-    };
+    let answers =
+        match apply_with(shared, &client, calls, None, TransactionControl::BeginAndCommit, &mut after_commit).await {
+            Ok(answers) => client.return_to_pool(Ok(answers))?,
+            Err(error) => return client.end(Err(error)).await,
+        };
     after_commit.send(shared);
     Ok(answers)
 }
@@ -234,20 +240,20 @@ pub async fn apply_to(
     only: Option<TaskFilter>,
     after_commit: &mut AfterCommit,
 ) -> Result<Vec<Option<TaskAnswer>>> {
-    apply_framed(shared, client, calls, only, Frame::Inside, after_commit).await
+    apply_with(shared, client, calls, only, TransactionControl::ByCaller, after_commit).await
 }
 
 /// Applies inputs: one round trip to lock and read, one to write.
-async fn apply_framed(
+async fn apply_with(
     shared: &Shared,
     client: &Object,
     calls: &[TimedInputs],
     only: Option<TaskFilter>,
-    frame: Frame,
+    control: TransactionControl,
     after_commit: &mut AfterCommit,
 ) -> Result<Vec<Option<TaskAnswer>>> {
     let mut batch = Batch { only, ..Batch::default() };
-    read_batch(shared, client, calls, &mut batch, frame).await?;
+    read_batch(shared, client, calls, &mut batch, control).await?;
     let mut plan = Plan::default();
     for (inputs, now) in calls {
         batch.plan(&mut plan, inputs.clone(), *now);
@@ -257,8 +263,8 @@ async fn apply_framed(
     after_commit.add(shared, &batch, &plan);
     put_webhooks(client, &plan).await?;
     submit_jobs(shared, client, std::mem::take(&mut plan.jobs), lanes, after_commit, now).await?;
-    let frame = if frame == Frame::Whole { Frame::Last } else { frame };
-    TaskWrites::of_changed(&mut batch, &plan, now)?.send(client, frame).await?;
+    let control = if control == TransactionControl::BeginAndCommit { TransactionControl::CommitOnly } else { control };
+    TaskWrites::of_changed(&mut batch, &plan, now)?.send(client, control).await?;
     Ok(plan.answers)
 }
 
@@ -268,7 +274,7 @@ async fn read_batch(
     client: &Object,
     calls: &[TimedInputs],
     batch: &mut Batch,
-    frame: Frame,
+    control: TransactionControl,
 ) -> Result<()> {
     let all: Vec<&TaskInput> = calls.iter().flat_map(|(inputs, _)| inputs).collect();
     let ids: Vec<Uuid> = task_ids(&all).into_iter().map(|id| id.0).collect();
@@ -286,7 +292,9 @@ async fn read_batch(
         ([&ids], [&tasks, &events]);
     // PostgreSQL: each statement sees what was committed before it. The answers are read when the tasks are locked.
     let (begun, locked, found) = futures_util::join!(
-        async { if frame == Frame::Whole { client.batch_execute(BEGIN).await } else { Ok(()) } },
+        async {
+            if control == TransactionControl::BeginAndCommit { client.batch_execute(BEGIN).await } else { Ok(()) }
+        },
         client.query(&lock, &lock_parameters),
         async { if tasks.is_empty() { Ok(Vec::new()) } else { client.query(&find, &find_parameters).await } },
     );
@@ -470,7 +478,7 @@ async fn prune_in(client: &Object, before: Timestamp, limit: usize) -> Result<us
                    SELECT id FROM faena.task WHERE ended_at < $1 ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED)
                RETURNING id";
     let ids: Vec<Uuid> = client.query(sql, &[&before.as_ms(), &limit]).await?.iter().map(|row| row.get(0)).collect();
-    for table in ["task_record", "task_inbox", "task_job", "task_tag", "task_usage"] {
+    for table in ["task_record", "task_inbox", "task_job", "task_tag", "task_key", "task_usage"] {
         client.execute(&format!("DELETE FROM faena.{table} WHERE task = ANY($1)"), &[&ids]).await?;
     }
     webhooks::remove(client, &ids).await?;

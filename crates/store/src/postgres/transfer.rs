@@ -1,7 +1,7 @@
 //! The target of a move: an empty PostgreSQL database, filled chunk by chunk.
 //!
-//! The table `move` has one row: which source, and the process that moves it. `move_progress` has how many rows of each table are
-//! there, written in the transaction of the rows; it exists until the move is complete, and servers do not start before that.
+//! The table `move` has one row: the source, and the process that moves it. `move_progress` has the number of rows of each table
+//! that were copied, written in the transaction of the rows; it exists until the move is complete, and servers do not start before that.
 //!
 //! Every transaction locks the row of `move`. So a move that continues waits until what a killed process has sent is committed or
 //! rolled back, and a process that is not the last one to start moves nothing.
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// After how many rows a reader reports how far it is.
+/// Number of rows after which a reader reports its progress.
 const REPORT_ROWS: u64 = 20_000;
 
 /// What the target contains.
@@ -92,7 +92,7 @@ impl Target {
     }
 
     /// Decides whether this source can be moved here. Belongs to the transaction of `open`.
-    pub async fn look(&self, tables: &[Arc<Table>], identity: &Identity, resume: Resume) -> Result<Found> {
+    pub async fn inspect(&self, tables: &[Arc<Table>], identity: &Identity, resume: Resume) -> Result<Found> {
         let known = self.client.query_one("SELECT to_regclass('faena.move') IS NOT NULL", &[]).await?;
         if known.get(0) {
             let sql = "SELECT source, state, finished_at FROM faena.move FOR UPDATE";
@@ -137,7 +137,7 @@ impl Target {
     }
 
     /// Undoes everything since `open`: nothing was changed.
-    pub async fn leave(self) -> Result<()> {
+    pub async fn roll_back(self) -> Result<()> {
         Ok(self.client.batch_execute("ROLLBACK").await?)
     }
 
@@ -279,7 +279,7 @@ fn not_empty(what: &str) -> StoreError {
 fn still_locked(error: tokio_postgres::Error) -> StoreError {
     match StoreError::from(error) {
         StoreError::Contended(_) => StoreError::Unavailable(Cause::from(
-            "PostgreSQL still works for an earlier \"faena move\"; try again when its session has ended",
+            "PostgreSQL is still working for an earlier \"faena move\"; try again when its session has ended",
         )),
         other => other,
     }

@@ -289,10 +289,10 @@ async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<Work
         };
         merged.insert(row.get(0), one);
     }
-    let mut standings = Vec::with_capacity(updates.len());
+    let mut results = Vec::with_capacity(updates.len());
     for (at, updates) in updates.iter().enumerate() {
         let known = merged.get_mut(&updates.id.0).filter(|known| known.session == updates.session);
-        standings.push(WorkerUpdateResult {
+        results.push(WorkerUpdateResult {
             connected: known.is_some(),
             drain: known.as_ref().is_some_and(|known| known.drain),
         });
@@ -305,7 +305,7 @@ async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<Work
     let changed: Vec<(WorkerId, Vec<WorkerChange>)> =
         merged.into_iter().map(|(id, known)| (WorkerId(id), known.changes)).collect();
     add_changes(client, &changed).await?;
-    Ok(standings)
+    Ok(results)
 }
 
 impl MergedUpdate {

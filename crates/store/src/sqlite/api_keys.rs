@@ -81,15 +81,16 @@ fn read_row(row: &Row<'_>) -> rusqlite::Result<ApiKeyRow> {
         scopes: row.get(3)?,
         queues: row.get(4)?,
         groups: row.get(5)?,
-        hash: row.get(6)?,
-        previous_hash: row.get(7)?,
-        previous_valid_until: row.get(8)?,
-        created_at: row.get(9)?,
-        created_by: row.get(10)?,
-        expires_at: row.get(11)?,
-        rotated_at: row.get(12)?,
-        revoked_at: row.get(13)?,
-        last_used_at: row.get(14)?,
+        without_payloads: row.get(6)?,
+        hash: row.get(7)?,
+        previous_hash: row.get(8)?,
+        previous_valid_until: row.get(9)?,
+        created_at: row.get(10)?,
+        created_by: row.get(11)?,
+        expires_at: row.get(12)?,
+        rotated_at: row.get(13)?,
+        revoked_at: row.get(14)?,
+        last_used_at: row.get(15)?,
     })
 }
 
@@ -101,9 +102,9 @@ fn create(tx: &Tx, stored: &StoredApiKey, by: &str, now: Timestamp) -> Result<()
     let key = &stored.key;
     let expires_at = key.expires_at.map(Timestamp::as_ms);
     tx.connection.execute(
-        "INSERT INTO api_key (id, lookup, name, scopes, queues, groups, hash, created_at, created_by,
+        "INSERT INTO api_key (id, lookup, name, scopes, queues, groups, without_payloads, hash, created_at, created_by,
               expires_at)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             key.id.0,
             &key.lookup,
@@ -111,6 +112,7 @@ fn create(tx: &Tx, stored: &StoredApiKey, by: &str, now: Timestamp) -> Result<()
             scopes_text(key),
             queues_text(key),
             groups_text(key),
+            key.without_payloads,
             stored.hash.0,
             now.as_ms(),
             by,

@@ -8,7 +8,10 @@ use super::{Sqlite, audit, change, events, machines::definition, read, tasks, wr
 use crate::{
     Bulk, BulkAction, BulkStep, BulkStore, BulkWork, COUNT_LIMIT, Filter, NewBulk, Result, StoreError, TaskBulk,
     audit::retried_by,
-    bulk::{Acted, BulkRow, CANCEL_REASON, COLUMNS, LOOK, begin_audit, end_audit, first_good, is_where, stop_audit},
+    bulk::{
+        Acted, BulkRow, CANCEL_REASON, COLUMNS, MAX_CANDIDATES, begin_audit, end_audit, first_readable, is_unchanged,
+        stop_audit,
+    },
 };
 
 #[async_trait]
@@ -68,11 +71,11 @@ pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Resu
 pub fn due(connection: &Connection) -> Result<Option<Bulk>> {
     let rows: Vec<BulkRow> = connection
         .prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {LOOK}"
+            "SELECT {COLUMNS} FROM bulk WHERE due_at IS NOT NULL ORDER BY due_at, id LIMIT {MAX_CANDIDATES}"
         ))?
         .query_map([], row)?
         .collect::<rusqlite::Result<_>>()?;
-    Ok(first_good(rows))
+    Ok(first_readable(rows))
 }
 
 fn one(connection: &Connection, which: &str, parameters: impl rusqlite::Params) -> Result<Option<Bulk>> {
@@ -86,12 +89,12 @@ fn one(connection: &Connection, which: &str, parameters: impl rusqlite::Params) 
 
 pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
     let id = step.bulk.id.0;
-    let stands = tx
+    let progress = tx
         .connection
         .prepare_cached("SELECT last, due_at FROM bulk WHERE id = ?")?
         .query_row([id], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
-    if !stands.is_some_and(|(last, due_at)| is_where(step, last, due_at)) {
+    if !progress.is_some_and(|(last, due_at)| is_unchanged(step, last, due_at)) {
         return Ok(false);
     }
     let acted = match &step.bulk.work {

@@ -1,5 +1,7 @@
 //! Actions of people on a job: cancel, retry, patch, delete.
 
+use std::collections::HashSet;
+
 use faena_domain::{JobId, JobOptions, JobState, LogEvent, LogLine, Timestamp};
 use rusqlite::OptionalExtension;
 
@@ -34,7 +36,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
             .execute((id.0, reason, now.as_ms()))?;
         add_log_entry(tx, id, None, LogLine::new(now, LogEvent::CancelRequested, reason))?;
         tx.signal(Signal::Cancel(id));
-        return Ok(CancelOutcome::Asked { state });
+        return Ok(CancelOutcome::Requested { state });
     }
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
     let taken = dequeue(tx, lane, id)?;
@@ -50,6 +52,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
 
 /// Removes a job from `ready` or `waiting`.
 pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
+    tx.queue_changed(QueueChange::left(lane, id));
     let ready: Option<(i64, u32)> = tx
         .connection
         .prepare_cached("SELECT ready_at, retry_count FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
@@ -214,14 +217,15 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
 
 /// Replaces the labels of a job.
 fn replace_labels(tx: &Tx, id: JobId, before: &[Label], after: &[Label]) -> Result<()> {
-    for (kind, value) in before.iter().filter(|label| !after.contains(label)) {
+    let (old, new): (HashSet<&Label>, HashSet<&Label>) = (before.iter().collect(), after.iter().collect());
+    for (kind, value) in before.iter().filter(|label| !new.contains(label)) {
         tx.connection.prepare_cached("DELETE FROM label WHERE kind = ? AND value = ? AND id = ?")?.execute((
             *kind as i16,
             value,
             id.0,
         ))?;
     }
-    for (kind, value) in after.iter().filter(|label| !before.contains(label)) {
+    for (kind, value) in after.iter().filter(|label| !old.contains(label)) {
         tx.connection.prepare_cached("INSERT OR IGNORE INTO label (kind, value, id) VALUES (?, ?, ?)")?.execute((
             *kind as i16,
             value,
@@ -254,6 +258,9 @@ fn move_patched(
         (JobState::Retrying, when) => {
             let due_at = when.map(|when| when.unwrap_or(now).as_ms());
             tx.connection.execute(SHIFT, (new_lane, due_at, lane, id.0))?;
+            if let Some(due_at) = due_at {
+                tx.queue_changed(QueueChange::delayed(new_lane, due_at, id));
+            }
             tx.signal(Signal::Waiting);
         }
         (_, Some(when)) => {
@@ -279,6 +286,9 @@ fn move_patched(
                     && let Some(key) = &options.concurrency_key
                 {
                     put_key_queue(tx, new_lane, key_number(key), Timestamp::from_ms(ready_at))?;
+                }
+                if new_lane != lane {
+                    tx.queue_changed(QueueChange::left(lane, id));
                 }
                 tx.queue_changed(QueueChange::ready(new_lane, ready_at, id));
                 tx.signal(Signal::Ready(new_lane));

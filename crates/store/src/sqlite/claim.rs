@@ -67,15 +67,15 @@ fn claim_by_rules(tx: &Tx, mut request: ClaimRequest, rules: &Rules, now: Timest
     }
     let lanes = admit::distinct(request.lanes).into_iter().filter_map(|lane| tx.shared.lanes.get(lane)).collect();
     let (lanes, mut limited) = admit::split_paused(rules, lanes);
-    let mut ruled: LimitedClaim = if admit::has_limits_or_keys(rules, &lanes) {
+    let mut claim: LimitedClaim = if admit::has_limits_or_keys(rules, &lanes) {
         request.lanes = Vec::new();
         limited_claim::claim(tx, request, &lanes, rules, now)?
     } else {
         request.lanes = lanes.into_iter().map(|lane| lane.id).collect();
         claim_one(tx, request, now)?.into()
     };
-    ruled.claim.limited.append(&mut limited);
-    Ok(ruled)
+    claim.claim.limited.append(&mut limited);
+    Ok(claim)
 }
 
 fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResult> {

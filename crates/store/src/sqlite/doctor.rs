@@ -13,8 +13,8 @@ use super::{Sqlite, audit, opening, private, writer::Tx};
 use crate::{
     AuditEntry, AuditStore, Cause, GracePeriods, NodeStore, Result, StoreError,
     doctor::{
-        Cell, Collector, Dialect, Fix, Inspection, Progress, Statement, check_schema, code_of, fixes, no_database,
-        steps,
+        Cell, Collector, Dialect, Fix, Inspection, Progress, QueueEntries, Statement, check_schema, code_of, fixes,
+        no_database, queue_steps, steps,
         tasks::{self, TaskRepair},
     },
 };
@@ -59,11 +59,7 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     }
     let mut collector = Collector::default();
     let mut findings = Vec::new();
-    // Only what SQLite needs to read the write-ahead log is written.
-    let connection =
-        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-            .map_err(|e| opening(path, e))?;
-    connection.busy_timeout(std::time::Duration::from_secs(5))?;
+    let connection = open_for_reading(path)?;
     connection.pragma_update(None, "cache_size", -65_536).map_err(|e| opening(path, e))?;
     let snapshot = connection.unchecked_transaction()?;
     let known: bool = snapshot
@@ -91,11 +87,36 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
         let walked = for_each(&snapshot, &step.sql, |row| (step.take)(&mut collector, row));
         unless_damaged(walked, step.name, &mut collector)?;
     }
-    look_at_files(path, &mut findings);
+    check_files(path, &mut findings);
     let jobs = collector.jobs;
     let mut all = collector.findings();
     all.append(&mut findings);
     Ok(Inspection { engine: "sqlite", jobs, in_use_by: server.describe(), findings: all })
+}
+
+/// Opens the file. Only what SQLite needs to read the write-ahead log is written.
+fn open_for_reading(path: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(|e| opening(path, e))?;
+    connection.busy_timeout(std::time::Duration::from_secs(5))?;
+    Ok(connection)
+}
+
+/// Reads the jobs that wait, on one snapshot.
+pub async fn queue_entries(path: &str) -> Result<QueueEntries> {
+    let path = PathBuf::from(path);
+    let reading = tokio::task::spawn_blocking(move || read_queue(&path));
+    reading.await.map_err(|e| StoreError::Internal(Cause::of(e)))?
+}
+
+fn read_queue(path: &Path) -> Result<QueueEntries> {
+    let connection = open_for_reading(path)?;
+    let snapshot = connection.unchecked_transaction()?;
+    let mut entries = QueueEntries::default();
+    for (sql, take) in queue_steps() {
+        for_each(&snapshot, &sql, |row| take(&mut entries, row))?;
+    }
+    Ok(entries)
 }
 
 /// What cannot be read because the file is damaged becomes a finding, and the inspection continues.
@@ -134,7 +155,7 @@ fn cell(value: ValueRef<'_>) -> Cell {
     }
 }
 
-fn look_at_files(path: &Path, findings: &mut Vec<crate::doctor::Finding>) {
+fn check_files(path: &Path, findings: &mut Vec<crate::doctor::Finding>) {
     let wal = PathBuf::from(format!("{}-wal", path.display()));
     if let Ok(size) = fs::metadata(&wal).map(|data| data.len())
         && size > LARGE_WAL_BYTES
@@ -143,7 +164,7 @@ fn look_at_files(path: &Path, findings: &mut Vec<crate::doctor::Finding>) {
     }
     let Ok(permissions) = fs::metadata(path).map(|data| data.permissions()) else { return };
     if permissions.readonly() {
-        findings.push(code_of("file-read-only").finding(1, format!("{} cannot be written by anybody", path.display())));
+        findings.push(code_of("file-read-only").finding(1, format!("{} is read-only for every user", path.display())));
     }
     #[cfg(unix)]
     {

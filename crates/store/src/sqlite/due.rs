@@ -15,7 +15,7 @@ use super::{
     writer::Tx,
 };
 use crate::{
-    DueResult, JobExit, LaneId, Result, Retention, Tally,
+    DueResult, JobExit, LaneId, QueueChange, Result, Retention, Tally,
     dependents::EDGES_PER_CHECK,
     jobs::state_of_code,
     plan::{Deltas, Taken, no_handler},
@@ -45,9 +45,9 @@ pub fn promote(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
                 due.more = true;
                 continue;
             }
-            let (parents, gone) = ended_parents(tx, lane, id, now)?;
+            let (parents, ended_now) = ended_parents(tx, lane, id, now)?;
             checked += parents;
-            ended.extend(gone);
+            ended.extend(ended_now);
             continue;
         }
         tx.connection
@@ -119,6 +119,7 @@ pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize
             tx.connection
                 .prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
                 .execute((lane, ready_at, id.0))?;
+            tx.queue_changed(QueueChange::left(*lane, id));
             let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) };
             let log = taken.log(now, LogEvent::Failed, &error);
             put_ended_without_run(tx, *lane, FAILED, id, retry_count, &error, reason, log, now)?;

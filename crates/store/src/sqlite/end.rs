@@ -111,12 +111,12 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
 /// Turns an end that would requeue a job into a cancellation, if that was requested.
 fn apply_cancel_requests(tx: &Tx, mut end: RunEnd) -> Result<RunEnd> {
     if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::Released) {
-        let asked: Option<String> = tx
+        let cancel_reason: Option<String> = tx
             .connection
             .prepare_cached("SELECT reason FROM cancel_request WHERE id = ?")?
             .query_row([end.id.0], |row| row.get(0))
             .optional()?;
-        if let Some(cause) = asked {
+        if let Some(cause) = cancel_reason {
             LogLine::new(end.at, LogEvent::Cancelled, cause.clone()).append_to(&mut end.log);
             end.outcome = RunOutcome::Cancelled { cause };
         }

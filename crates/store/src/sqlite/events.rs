@@ -15,8 +15,8 @@ use crate::{
 
 #[async_trait]
 impl EventStore for Sqlite {
-    async fn event_subscribe(&self, wants: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
-        self.writer.call(move |tx| subscribe(tx, &wants, now)).await
+    async fn event_subscribe(&self, subscriptions: Vec<EventSubscription>, now: Timestamp) -> Result<()> {
+        self.writer.call(move |tx| subscribe(tx, &subscriptions, now)).await
     }
 
     fn has_event_subscriptions(&self) -> bool {

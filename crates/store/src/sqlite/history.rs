@@ -6,14 +6,14 @@ use rusqlite::Connection;
 
 use super::{Sqlite, read, writer::Tx};
 use crate::{
-    HistoryEntry, HistoryPeriod, HistoryQuery, HistoryStore, Result, TimingCount,
+    HistoryCutoffs, HistoryEntry, HistoryPeriod, HistoryQuery, HistoryStore, Result, TimingCount,
     history::{Marks, Recording},
 };
 
 #[async_trait]
 impl HistoryStore for Sqlite {
     async fn history_record(&self, timings: Vec<TimingCount>, now: Timestamp) -> Result<usize> {
-        // SQLite: a look from a reader first, so that an idle server does not use the writer.
+        // SQLite: a reader checks first, so that an idle server does not use the writer.
         let planned = timings.clone();
         let nothing = self
             .read(move |connection, shared| Ok(plan(connection, &shared.lanes.all(), &planned)?.is_empty()))
@@ -28,8 +28,8 @@ impl HistoryStore for Sqlite {
         self.read(move |connection, _| list(connection, &query)).await
     }
 
-    async fn history_prune(&self, hours_before: Timestamp, days_before: Timestamp, limit: usize) -> Result<usize> {
-        self.writer.call(move |tx| prune(tx, [hours_before, days_before], limit)).await
+    async fn history_prune(&self, before: HistoryCutoffs, limit: usize) -> Result<usize> {
+        self.writer.call(move |tx| prune(tx, before, limit)).await
     }
 }
 
@@ -47,7 +47,7 @@ fn record(tx: &Tx, timings: &[TimingCount], now: Timestamp) -> Result<usize> {
          ON CONFLICT DO UPDATE SET n = n + excluded.n",
     )?;
     for period in HistoryPeriod::ALL {
-        for ((queue, measure, bucket), n) in &recording.add {
+        for (queue, measure, bucket, n) in recording.rows(period) {
             add.execute((period as i16, period.start(now).as_ms(), queue, measure, bucket, n))?;
         }
     }
@@ -76,9 +76,9 @@ fn list(connection: &Connection, query: &HistoryQuery) -> Result<Vec<HistoryEntr
     Ok(rows.into_iter().flatten().collect())
 }
 
-fn prune(tx: &Tx, before: [Timestamp; 2], limit: usize) -> Result<usize> {
+fn prune(tx: &Tx, before: HistoryCutoffs, limit: usize) -> Result<usize> {
     let mut pruned = 0;
-    for (period, before) in HistoryPeriod::ALL.into_iter().zip(before) {
+    for period in HistoryPeriod::ALL {
         pruned += tx
             .connection
             .prepare_cached(
@@ -86,7 +86,7 @@ fn prune(tx: &Tx, before: [Timestamp; 2], limit: usize) -> Result<usize> {
                      SELECT period, starts_at, queue, measure, bucket FROM history
                      WHERE period = ?1 AND starts_at < ?2 ORDER BY starts_at LIMIT ?3)",
             )?
-            .execute((period as i16, before.as_ms(), i64::try_from(limit).unwrap_or(i64::MAX)))?;
+            .execute((period as i16, before.of(period).as_ms(), i64::try_from(limit).unwrap_or(i64::MAX)))?;
     }
     Ok(pruned)
 }

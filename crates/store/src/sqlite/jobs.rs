@@ -1,10 +1,10 @@
 //! Operations on jobs. Their SQL statements are in the modules that each operation calls.
 
 use async_trait::async_trait;
-use faena_domain::{Attempt, JobId, JobView, NewJob, Step, Timestamp};
+use faena_domain::{Attempt, JobGraph, JobId, JobView, NewJob, Step, Timestamp};
 use serde_json::json;
 
-use super::{Sqlite, audit, change, dead_letters, due, events, list, position, read, submit, writer::Tx};
+use super::{Sqlite, audit, change, dead_letters, due, events, graph, list, position, read, submit, writer::Tx};
 use crate::{
     CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore,
     LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, audit::audit_entry, audit::retried_by,
@@ -89,6 +89,10 @@ impl JobStore for Sqlite {
 
     async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>> {
         self.read(move |connection, shared| position::position(connection, shared, id, &without)).await
+    }
+
+    async fn job_graph(&self, id: JobId, queues: Option<Vec<String>>, limit: usize) -> Result<Option<JobGraph>> {
+        self.read(move |connection, shared| graph::graph(connection, shared, id, queues.as_deref(), limit)).await
     }
 
     async fn job_list(&self, filter: &Filter, page: Page) -> Result<JobPage> {

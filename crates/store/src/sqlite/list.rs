@@ -11,7 +11,7 @@ use super::{
     claim::decode_claimed_jobs,
     dead_letters,
     read::{counts, job_row, job_workers, lane_and_options, location, state_of},
-    search::{last_details, last_run, sort_keys},
+    search::{last_details, last_run, payload_of, sort_keys},
 };
 use crate::{
     Counts, Filter, JobIdPage, JobPage, LaneId, Page, Result, SortBy, StoreError,
@@ -206,7 +206,8 @@ pub fn matching(connection: &Connection, query: &ListQuery, ids: Vec<JobId>) -> 
             let correlation = correlation.as_deref();
             let last_run =
                 if query.compares_last_run() { last_run(connection, lane, id, state)? } else { LastRun::default() };
-            if query.matches(&Candidate { id, state, lane, correlation, options: &options, last_run }) {
+            let is_match = query.matches(&Candidate { id, state, lane, correlation, options: &options, last_run });
+            if is_match && (!query.compares_payload() || query.matches_payload(&payload_of(connection, id)?)) {
                 found.push(id);
             }
         }

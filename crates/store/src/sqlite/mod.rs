@@ -4,9 +4,11 @@ mod api_keys;
 mod audit;
 mod bulk;
 mod change;
+mod checkpoint;
 mod claim;
 pub mod doctor;
 mod due;
+mod graph;
 mod history;
 mod dependents;
 mod end;
@@ -36,6 +38,7 @@ mod signals;
 mod storage;
 mod position;
 mod submit;
+mod task_keys;
 mod task_limits;
 mod task_queue;
 mod tasks;
@@ -62,6 +65,7 @@ use crate::{
     Cause, QueueFeed, Result, Signal, Store, StoreError, StoreOptions, admit::RoundRobin, api_keys::ApiKeyCache,
     lanes::LaneCache, migrate, rules::RuleCache, task_cache::TaskCache, task_meter::TaskMeter, tasks::MachineCache,
 };
+use checkpoint::Checkpoints;
 use storage::Storage;
 use task_queue::TaskQueue;
 use writer::Writer;
@@ -123,7 +127,7 @@ impl Sqlite {
                 path.display()
             ))
         })?;
-        let writer = connect(path, 16_384).map_err(|e| opening(path, e))?;
+        let mut writer = connect(path, 16_384).map_err(|e| opening(path, e))?;
         storage::check_after_failure(path, &writer)?;
         prepare_schema(&writer, &options).map_err(|e| match e {
             StoreError::Unavailable(cause) | StoreError::Internal(cause) => {
@@ -162,7 +166,8 @@ impl Sqlite {
         shared.api_keys.set(api_keys::list(&writer)?);
         events::switch(&writer, &shared, Timestamp::now())?;
         let (signals, _) = broadcast::channel(4_096);
-        let writer = Writer::start(writer, shared.clone(), signals.clone(), timeout)?;
+        let checkpoints = Checkpoints::start(&mut writer, connect(path, 2_048)?, shared.clone())?;
+        let writer = Writer::start(writer, checkpoints, shared.clone(), signals.clone(), timeout)?;
         let readers = Arc::new(Readers { connections, next: Default::default() });
         Ok(Sqlite { shared, writer, readers, signals, lock: Mutex::new(Some(lock)) })
     }
@@ -224,7 +229,7 @@ fn connect(path: &Path, cache_kib: i64) -> rusqlite::Result<Connection> {
     connection.pragma_update(None, "cache_size", -cache_kib)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", false)?;
-    // The writer makes checkpoints itself.
+    // `Checkpoints` does that.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     connection.set_prepared_statement_cache_capacity(256);

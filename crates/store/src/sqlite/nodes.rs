@@ -14,7 +14,7 @@ use super::{
 use crate::{
     ClaimCutoff, GracePeriods, InputView, NodeInfo, NodeReport, NodeStore, Poll, RecoveryCounts, Result,
     disposition::ReleaseReason,
-    nodes::{inputs_text, read_inputs},
+    nodes::{VERSION, inputs_text, read_inputs},
     sql::sql,
     workers::NodeExit,
 };
@@ -74,15 +74,15 @@ impl NodeStore for Sqlite {
         self.writer.call(move |tx| report(tx, node, &inputs)).await
     }
 
-    async fn node_reports(&self, _now: Timestamp) -> Result<Vec<NodeReport>> {
-        self.read(|connection, _| reports(connection)).await
+    async fn node_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>> {
+        self.read(move |connection, _| reports(connection, now)).await
     }
 }
 
 pub fn join(tx: &Tx, node: &NodeInfo, lease_ms: i64, now: Timestamp) -> Result<()> {
     tx.connection.execute(
-        "INSERT INTO node (id, name, started_at, lease_until) VALUES (?, ?, ?, ?)",
-        (node.id.0, &node.name, now.as_ms(), now.plus_ms(lease_ms).as_ms()),
+        "INSERT INTO node (id, name, started_at, lease_until, seen_at, version) VALUES (?1, ?2, ?3, ?4, ?3, ?5)",
+        (node.id.0, &node.name, now.as_ms(), now.plus_ms(lease_ms).as_ms(), VERSION),
     )?;
     Ok(())
 }
@@ -158,12 +158,20 @@ pub fn report(tx: &Tx, node: NodeId, inputs: &[InputView]) -> Result<()> {
     Ok(())
 }
 
-pub fn reports(connection: &Connection) -> Result<Vec<NodeReport>> {
-    // SQLite: the table contains only the running process, whose lease is the lock on the file.
-    let mut statement = connection.prepare_cached("SELECT id, name, inputs FROM node ORDER BY started_at, id")?;
+pub fn reports(connection: &Connection, now: Timestamp) -> Result<Vec<NodeReport>> {
+    let sql = "SELECT id, name, version, started_at, inputs FROM node ORDER BY started_at, id";
+    let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
-        let inputs: String = row.get(2)?;
-        Ok(NodeReport { node: NodeId(row.get(0)?), name: row.get(1)?, inputs: read_inputs(&inputs) })
+        let inputs: String = row.get(4)?;
+        Ok(NodeReport {
+            node: NodeId(row.get(0)?),
+            name: row.get(1)?,
+            version: row.get(2)?,
+            started_at: Timestamp::from_ms(row.get(3)?),
+            // SQLite: the table contains only the running process, whose lease is the lock on the file.
+            seen_at: now,
+            inputs: read_inputs(&inputs),
+        })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }

@@ -15,7 +15,7 @@ pub fn position(
 ) -> Result<Option<JobPosition>> {
     let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(None) };
     let mut position = JobPosition { parents: parents(connection, id)?, ..JobPosition::default() };
-    if let Some((ready_at, key)) = ready_place(connection, lane, id)? {
+    if let Some((ready_at, key)) = ready_row(connection, lane, id)? {
         let lane = read::lane(connection, shared, lane)?;
         position.ahead = ahead(connection, shared, &lane, ready_at, id, without)?;
         if let Some(key) = key {
@@ -35,7 +35,7 @@ pub fn position(
     Ok(Some(position))
 }
 
-fn ready_place(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
+fn ready_row(connection: &Connection, lane: LaneId, id: JobId) -> Result<Option<(i64, Option<i64>)>> {
     Ok(connection
         .prepare_cached("SELECT ready_at, key FROM ready INDEXED BY ready_id WHERE lane = ? AND id = ?")?
         .query_row((lane, id.0), |row| Ok((row.get(0)?, row.get(1)?)))

@@ -101,9 +101,9 @@ pub fn job_workers(connection: &Connection, ids: impl Iterator<Item = Uuid>) -> 
     let mut statement = connection
         .prepare_cached(sql!("SELECT key, ended_at IS NULL AND state < {WORKER_READY} FROM worker WHERE id = ?"))?;
     for id in ids {
-        let holder =
+        let worker =
             statement.query_row([id], |row| Ok(JobWorker { key: row.get(0)?, is_starting: row.get(1)? })).optional()?;
-        job_workers.extend(holder.map(|holder| (id, holder)));
+        job_workers.extend(worker.map(|worker| (id, worker)));
     }
     Ok(job_workers)
 }
@@ -120,7 +120,7 @@ pub fn step_count(connection: &Connection, id: JobId) -> Result<Steps> {
 /// Returns the finished steps of these jobs.
 pub fn steps(connection: &Connection, ids: &[JobId]) -> Result<Vec<(JobId, Step)>> {
     let mut all = Vec::new();
-    // Called for every job that is sent to a worker: if no job has steps, one lookup answers for all.
+    // Called for every job that is sent to a worker: if the table is empty, one lookup is enough.
     if !connection.prepare_cached("SELECT 1 FROM step LIMIT 1")?.exists([])? {
         return Ok(all);
     }

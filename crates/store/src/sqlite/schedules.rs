@@ -231,7 +231,7 @@ fn due(connection: &Connection, limit: usize, now: Timestamp) -> Result<(Vec<Sch
     let rows = statement
         .query_map((now.as_ms(), i64::try_from(limit).unwrap_or(i64::MAX)), row)?
         .collect::<rusqlite::Result<Vec<ScheduleRow>>>()?;
-    Ok(schedules::parse_rows(rows))
+    Ok(schedules::split_rows(rows))
 }
 
 fn put_tick(tx: &Tx, tick: &TickRow) -> Result<()> {
@@ -259,7 +259,7 @@ pub fn get(connection: &Connection, id: ScheduleId) -> Result<Option<Schedule>> 
         .prepare_cached(&format!("SELECT {COLUMNS} FROM schedule WHERE id = ?"))?
         .query_row([id.0], row)
         .optional()?
-        .map(ScheduleRow::schedule)
+        .map(|found| found.map_err(|(_, error)| error))
         .transpose()
 }
 
@@ -338,9 +338,14 @@ pub fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<()> {
 fn row(row: &Row) -> rusqlite::Result<ScheduleRow> {
     let at = |column: usize| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(Timestamp::from_ms));
     let job = |column: usize| Ok::<_, rusqlite::Error>(row.get::<_, Option<uuid::Uuid>>(column)?.map(JobId));
-    Ok(ScheduleRow {
-        id: ScheduleId(row.get(0)?),
-        spec: row.get(1)?,
+    let id = ScheduleId(row.get(0)?);
+    let spec = match schedules::parse_spec(id, &row.get::<_, String>(1)?) {
+        Ok(spec) => spec,
+        Err(unreadable) => return Ok(Err(unreadable)),
+    };
+    Ok(Ok(Schedule {
+        id,
+        spec,
         is_active: row.get(2)?,
         anchor_at: Timestamp::from_ms(row.get(3)?),
         cursor_at: Timestamp::from_ms(row.get(4)?),
@@ -349,10 +354,10 @@ fn row(row: &Row) -> rusqlite::Result<ScheduleRow> {
         last_due_at: at(7)?,
         last_run_at: at(8)?,
         last_job: job(9)?,
-        recent: row.get(10)?,
+        recent: schedules::parse_recent(&row.get::<_, String>(10)?),
         queued: job(11)?,
         finished: row.get(12)?,
         created_at: Timestamp::from_ms(row.get(13)?),
         updated_at: Timestamp::from_ms(row.get(14)?),
-    })
+    }))
 }

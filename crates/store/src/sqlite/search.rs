@@ -13,7 +13,7 @@ use crate::{
     LaneId, Result, SortBy,
     assemble::Details,
     job_log::MessageRow,
-    lists::{LastRun, SEARCHED_ERROR_CHARS},
+    lists::{LastRun, SEARCHED_ERROR_CHARS, SEARCHED_PAYLOAD_CHARS},
     sql::sql,
 };
 
@@ -67,6 +67,15 @@ pub fn last_run(connection: &Connection, lane: LaneId, id: JobId, state: JobStat
         found.worker = location(connection, lane, id)?.worker_id();
     }
     Ok(found)
+}
+
+/// Returns the beginning of a payload, in which a search looks.
+pub fn payload_of(connection: &Connection, id: JobId) -> Result<String> {
+    let payload = connection
+        .prepare_cached(&format!("SELECT substr(payload, 1, {SEARCHED_PAYLOAD_CHARS}) FROM job WHERE id = ?"))?
+        .query_row([id.0], |row| row.get(0))
+        .optional()?;
+    Ok(payload.unwrap_or_default())
 }
 
 /// Returns the value of each job by which a list is sorted.

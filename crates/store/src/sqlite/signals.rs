@@ -12,7 +12,6 @@ use crate::{QueueChange, Signal};
 pub struct Signals {
     pub all: Vec<Signal>,
     known: HashSet<Signal>,
-    /// If a call is undone, its changes stay: another queue finds that the rows do not agree.
     pub queue_changes: Vec<QueueChange>,
 }
 
@@ -31,10 +30,17 @@ impl Signals {
         }
     }
 
-    pub fn truncate(&mut self, len: usize) {
-        for signal in self.all.drain(len..) {
+    /// Returns what [`Signals::truncate`] needs to forget what comes after.
+    pub fn position(&self) -> (usize, usize) {
+        (self.all.len(), self.queue_changes.len())
+    }
+
+    /// Forgets what was added after a position.
+    pub fn truncate(&mut self, (signals, queue_changes): (usize, usize)) {
+        for signal in self.all.drain(signals..) {
             self.known.remove(&signal);
         }
+        self.queue_changes.truncate(queue_changes);
     }
 
     /// Sends everything, after the commit. Another queue learns of jobs before those that wait for them.

@@ -8,23 +8,23 @@ use super::{rules, tasks::apply_to, writer::Tx};
 use crate::{
     COUNT_LIMIT, Result, TaskInput,
     sql::sql,
-    task_limits::{MACHINE, Room, TaskPosition, may_be_limited},
+    task_limits::{MACHINE, TaskCapacity, TaskPosition, may_be_limited},
 };
 
 /// Returns how many tasks of a machine may start.
-pub fn room(tx: &Tx, definition: &Definition) -> Result<Room> {
-    let (mut room, machine) = (Room::default(), &definition.machine);
+pub fn capacity(tx: &Tx, definition: &Definition) -> Result<TaskCapacity> {
+    let (mut capacity, machine) = (TaskCapacity::default(), &definition.machine);
     if !may_be_limited(&tx.shared.rules.current(), definition) {
-        return Ok(room);
+        return Ok(capacity);
     }
     // SQLite: there is one writer, so what is counted stays.
-    let Some(most) = limit(tx.connection, machine)? else { return Ok(room) };
+    let Some(most) = limit(tx.connection, machine)? else { return Ok(capacity) };
     let has_queue = tx
         .connection
         .prepare_cached("SELECT 1 FROM task WHERE status = 'queued' AND machine = ? LIMIT 1")?
         .exists([machine])?;
-    room.set(machine, most - running(tx.connection, machine, most)?, has_queue);
-    Ok(room)
+    capacity.set(machine, most - running(tx.connection, machine, most)?, has_queue);
+    Ok(capacity)
 }
 
 fn limit(connection: &Connection, machine: &str) -> Result<Option<i64>> {
@@ -42,7 +42,7 @@ fn running(connection: &Connection, machine: &str, most: i64) -> Result<i64> {
     Ok(connection.prepare_cached(sql)?.query_row((machine, most), |row| row.get(0))?)
 }
 
-/// Starts up to `limit` queued tasks of each machine that has room. Returns how many.
+/// Starts up to `limit` queued tasks of each machine that has capacity. Returns how many.
 pub fn start_queued(tx: &Tx, limit: usize, now: Timestamp) -> Result<usize> {
     // Reads one queued task of each machine, however many there are.
     let mut statement = tx.connection.prepare_cached(
@@ -52,16 +52,18 @@ pub fn start_queued(tx: &Tx, limit: usize, now: Timestamp) -> Result<usize> {
     let machines: Vec<String> = statement.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     let mut started = 0;
     for machine in machines {
-        let room = match self::limit(tx.connection, &machine)? {
+        let capacity = match self::limit(tx.connection, &machine)? {
             Some(most) => most - running(tx.connection, &machine, most)?,
             None => i64::MAX,
         };
-        let room = room.min(i64::try_from(limit).unwrap_or(i64::MAX));
+        let capacity = capacity.min(i64::try_from(limit).unwrap_or(i64::MAX));
         let mut statement = tx
             .connection
             .prepare_cached("SELECT id FROM task WHERE status = 'queued' AND machine = ? ORDER BY id LIMIT ?")?;
         let inputs: Vec<TaskInput> = statement
-            .query_map((&machine, room.max(0)), |row| Ok(TaskInput { task: TaskId(row.get(0)?), input: Input::Start }))?
+            .query_map((&machine, capacity.max(0)), |row| {
+                Ok(TaskInput { task: TaskId(row.get(0)?), input: Input::Start })
+            })?
             .collect::<rusqlite::Result<_>>()?;
         started += inputs.len();
         if !inputs.is_empty() {

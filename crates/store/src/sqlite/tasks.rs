@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering, time::Instant};
 
 use async_trait::async_trait;
 use faena_domain::{JobId, TaskId, Timestamp};
-use faena_machine::{Input, Record};
+use faena_machine::{Input, Record, Status};
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter, types::Value};
 
 use super::{
@@ -12,23 +12,23 @@ use super::{
     lanes::lane_of,
     machines::{definition, machine, machines, register},
     submit::submit,
-    task_limits,
+    task_keys, task_limits,
     task_queue::TimedInputs,
     webhooks,
     writer::Tx,
 };
 use crate::{
-    COUNT_LIMIT, MachineStatus, NewMachine, NewTask, QueuedTasks, Registered, Result, Signal, StateCount, StoreError,
-    StoredMachine, TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskMeasures, TaskPosition, TaskStore, TaskView,
-    TasksFired, TasksInState,
+    COUNT_LIMIT, KeyedTask, MachineStatus, NewMachine, NewTask, QueuedTasks, Registered, Result, Signal, StateCount,
+    StoreError, StoredMachine, TaskAnswer, TaskFigures, TaskFilter, TaskInput, TaskKey, TaskMeasures, TaskPosition,
+    TaskStore, TaskView, TasksFired, TasksInState,
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
     task_cache::CachedTask,
     task_limits::touches_queue,
     tasks::{
-        Batch, COLUMNS, ChangedTask, JobEnd, Plan, STATUSES, TASKS, TaskColumns, TaskEvent, TaskJob, TaskRow,
-        event_ids, job_end, status_text, tags_text, task_ids, to_text,
+        Batch, COLUMNS, ChangedTask, JobEnd, Plan, TASKS, TaskColumns, TaskEvent, TaskJob, TaskRow, event_ids, job_end,
+        tags_text, task_ids, to_text,
     },
 };
 
@@ -50,6 +50,10 @@ impl TaskStore for Sqlite {
 
     async fn task_create(&self, task: NewTask, now: Timestamp) -> Result<()> {
         self.writer.call(move |tx| create(tx, &task, now)).await
+    }
+
+    async fn task_create_once(&self, key: TaskKey, task: NewTask, now: Timestamp) -> Result<Option<KeyedTask>> {
+        self.writer.call(move |tx| task_keys::create_once(tx, &key, &task, now)).await
     }
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
@@ -122,7 +126,7 @@ impl TaskStore for Sqlite {
 
 pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
     let (mut batch, mut plan) = (Batch::default(), Plan::default());
-    let admission = task_limits::room(tx, &new.definition)?.admit(&new.definition.machine);
+    let admission = task_limits::capacity(tx, &new.definition)?.admit(&new.definition.machine);
     batch.plan_new(&mut plan, new, admission, now);
     check_jobs(tx, &mut batch, &mut plan, now)?;
     for (id, task) in batch.changed() {
@@ -401,7 +405,7 @@ fn counts(connection: &Connection) -> Result<BTreeMap<String, u64>> {
     );
     let mut count = connection.prepare_cached(&sql)?;
     let mut counts = BTreeMap::new();
-    for status in STATUSES.map(status_text) {
+    for status in Status::ALL.map(Status::as_str) {
         let tasks: i64 = count.query_row([status], |row| row.get(0))?;
         counts.insert(status.to_owned(), tasks as u64);
     }
@@ -467,7 +471,7 @@ fn condition_values(filter: &TaskFilter) -> Vec<Value> {
     vec![
         text(filter.machine.as_deref()),
         filter.version.map_or(Value::Null, Value::from),
-        text(filter.status.map(status_text)),
+        text(filter.status.map(Status::as_str)),
         text(filter.state.as_deref()),
         text(filter.correlation.as_deref()),
         i64::from(filter.approval).into(),
@@ -547,6 +551,7 @@ fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<usize> {
             "DELETE FROM task_inbox WHERE task = ?",
             "DELETE FROM task_job WHERE task = ?",
             "DELETE FROM task_tag WHERE task = ?",
+            "DELETE FROM task_key WHERE task = ?",
             "DELETE FROM task_usage WHERE task = ?",
             "DELETE FROM task WHERE id = ?",
         ] {

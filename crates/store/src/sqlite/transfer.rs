@@ -26,7 +26,7 @@ const CHUNK_ROWS: usize = 5_000;
 const CHUNK_BYTES: usize = 4 << 20;
 const CHUNKS_AHEAD: usize = 2;
 const DAY_MS: i64 = 24 * 3_600_000;
-/// The most days of completed jobs that get a partition of their own. Older jobs go to the default partition.
+/// Maximum number of days of completed jobs that get a partition of their own. Older jobs go to the default partition.
 const MAX_DAYS: usize = 1_000;
 
 /// Whether the file may be in use.

@@ -1,9 +1,9 @@
 //! The writer thread. Calls that arrive while it commits share the next commit.
 //!
 //! Each call runs in a savepoint of the shared transaction, so that a failing call undoes only its own writes. Answers and
-//! signals leave after the commit.
+//! signals are sent after the commit.
 //!
-//! When the disk rejects a write or does not confirm it, the writer stops for ever (`storage.rs`): what was written before may be
+//! When the disk rejects a write or does not confirm it, the writer stops forever (`storage.rs`): what was written before may be
 //! lost too.
 //!
 //! A transaction ends when its calls have written enough. A large call has a transaction of its own, and between two large calls all
@@ -13,23 +13,20 @@ use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
     panic::AssertUnwindSafe,
-    sync::{
-        Arc,
-        atomic::{AtomicI32, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use rusqlite::{Connection, hooks::Wal};
+use rusqlite::Connection;
 use tokio::sync::{
     broadcast,
     mpsc::{self, error::TryRecvError},
     oneshot,
 };
 
-use super::{Shared, signals::Signals};
+use super::{Shared, checkpoint::Checkpoints, signals::Signals};
 use crate::{
     Cause, Lane, LaneId, QueueChange, Result, Signal, StoreError, Tally, dependents::EDGES_PER_SLICE, plan::Deltas,
 };
@@ -40,9 +37,6 @@ const QUEUE: usize = 4_096;
 const LARGE_QUEUE: usize = 32;
 /// Number of calls that share one commit.
 const GROUP: usize = 512;
-/// Pages of the write-ahead log after which they are copied into the file. 16 MiB are large enough to write each page once per
-/// burst, small enough to stay in cache.
-const CHECKPOINT_PAGES: i32 = 4_096;
 /// What the calls of one commit write together, about: 10 000 rows take 30 to 50 ms.
 const GROUP_WEIGHT: usize = 10_000;
 /// A call that writes more has a transaction of its own.
@@ -54,7 +48,7 @@ type Answer = Box<dyn FnOnce(Outcome) + Send>;
 /// Gets no transaction if that was lost before its turn. Returns the error of the database if the call failed with one.
 type Work = Box<dyn FnOnce(Option<&Tx>) -> (Kept, Answer) + Send>;
 
-/// What becomes of the writes of a call.
+/// Whether the writes of a call are kept.
 enum Kept {
     Yes,
     No(Option<Cause>),
@@ -156,7 +150,7 @@ impl<'a> Tx<'a> {
         self.signals.borrow_mut().add(signal);
     }
 
-    /// Announces to another queue, if there is one, that a job is ready or waits for a time.
+    /// Announces to another queue, if there is one, that a job is ready, waits for a time, or has left its lane.
     pub fn queue_changed(&self, change: QueueChange) {
         if self.shared.queue_feed.is_on() {
             self.signals.borrow_mut().queue_changes.push(change);
@@ -170,7 +164,7 @@ impl<'a> Tx<'a> {
 
     /// Runs work so that its failure undoes only its own writes. The outer error means that the whole transaction is lost.
     pub fn attempt<T>(&self, work: impl FnOnce(&Tx) -> Result<T>) -> Result<Result<T>> {
-        let (lanes, signals) = (self.new_lanes.borrow().lanes.len(), self.signals.borrow().all.len());
+        let (lanes, signals) = (self.new_lanes.borrow().lanes.len(), self.signals.borrow().position());
         let deltas = self.deltas.take();
         let has_cached_tasks = self.has_cached_tasks.replace(false);
         execute(self.connection, "SAVEPOINT attempt").map_err(StoreError::Unavailable)?;
@@ -225,7 +219,8 @@ impl<'a> Tx<'a> {
 
 impl Writer {
     pub fn start(
-        mut connection: Connection,
+        connection: Connection,
+        checkpoints: Checkpoints,
         shared: Arc<Shared>,
         signals: broadcast::Sender<Signal>,
         timeout: Duration,
@@ -233,13 +228,6 @@ impl Writer {
         let (small, small_calls) = mpsc::channel(QUEUE);
         let (large, large_calls) = mpsc::channel(LARGE_QUEUE);
         let waiting = Waiting { small: small_calls, large: large_calls };
-        // SQLite ignores the errors of its automatic checkpoints, so the writer makes them itself.
-        let log_pages = Arc::new(AtomicI32::new(0));
-        let counted = log_pages.clone();
-        connection.wal_hook(Some(move |_: &mut Wal, pages| {
-            counted.store(pages, Ordering::Relaxed);
-            Ok(())
-        }))?;
         // A task of the runtime sends the answers: waking a hundred callers from this thread one by one costs more
         // than their writes.
         let (committed_sender, mut committed) = mpsc::unbounded_channel::<GroupAnswers>();
@@ -252,7 +240,7 @@ impl Writer {
         });
         let thread = thread::Builder::new()
             .name("sqlite-writer".into())
-            .spawn(move || run(connection, &shared, &signals, waiting, &committed_sender, &log_pages))
+            .spawn(move || run(connection, checkpoints, &shared, &signals, waiting, &committed_sender))
             .expect("a thread can be started");
         let senders = Senders { small, large, _wake: WakeOnDrop(thread.thread().clone()) };
         Ok(Writer { timeout, calls: Mutex::new(Some(senders)), thread: Mutex::new(Some(thread)) })
@@ -368,13 +356,13 @@ fn closed() -> StoreError {
 
 fn run(
     connection: Connection,
+    mut checkpoints: Checkpoints,
     shared: &Shared,
     signals: &broadcast::Sender<Signal>,
     mut waiting: Waiting,
     committed_sender: &mpsc::UnboundedSender<GroupAnswers>,
-    log_pages: &AtomicI32,
 ) {
-    let commit = |first: Call, followers: Option<&mut mpsc::Receiver<Call>>| {
+    let mut commit = |first: Call, followers: Option<&mut mpsc::Receiver<Call>>| {
         if let Some(cause) = shared.storage.failure() {
             let _ = committed_sender.send((vec![(first.run)(None).1], Err(cause)));
             return;
@@ -385,10 +373,10 @@ fn run(
             Ok(committed) => {
                 // An error means that the runtime has ended, and with it the callers.
                 let _ = committed_sender.send(committed);
-                checkpoint(&connection, shared, log_pages);
+                checkpoints.after_commit(&connection, shared);
             }
             Err(_) => {
-                tracing::error!("database calls panicked");
+                tracing::error!("database calls failed because of a panic, report this as a bug");
                 shared.task_cache.lock().clear();
                 if !connection.is_autocommit() {
                     let _ = connection.execute_batch("ROLLBACK");
@@ -412,6 +400,7 @@ fn run(
             Err(_) => {}
         }
     }
+    checkpoints.stop();
     if shared.storage.failure().is_some() {
         // Closing the last connection would copy the log into the file. The next start does that, after a check.
         std::mem::forget(connection);
@@ -419,18 +408,6 @@ fn run(
     }
     // Leaves a file without a write-ahead log; not needed for safety.
     let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
-}
-
-/// Copies a log that has grown into the file. Readers that still need the log are left alone.
-fn checkpoint(connection: &Connection, shared: &Shared, log_pages: &AtomicI32) {
-    if log_pages.load(Ordering::Relaxed) < CHECKPOINT_PAGES || shared.storage.failure().is_some() {
-        return;
-    }
-    match connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
-        // The next commit counts the pages that readers kept in the log.
-        Ok(()) => log_pages.store(0, Ordering::Relaxed),
-        Err(error) => drop(shared.storage.record(cause(error))),
-    }
 }
 
 /// Commits `first` and those of `followers` that wait already, up to the bounds of a group.
@@ -531,7 +508,7 @@ fn run_in_group(tx: &Tx, call: Call) -> (Answer, Outcome) {
 /// The second value is an error if the whole transaction is lost, as happens on a full disk.
 fn in_savepoint(tx: &Tx, call: Call) -> (Answer, Outcome) {
     let lanes = tx.new_lanes.borrow().lanes.len();
-    let signals = tx.signals.borrow().all.len();
+    let signals = tx.signals.borrow().position();
     tx.has_cached_tasks.set(false);
     let state = execute(tx.connection, "SAVEPOINT call");
     let (kept, answer) = (call.run)(Some(tx));
@@ -569,7 +546,7 @@ fn execute(connection: &Connection, sql: &str) -> Outcome {
     connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map(|_| ()).map_err(cause)
 }
 
-fn cause(error: rusqlite::Error) -> Cause {
+pub fn cause(error: rusqlite::Error) -> Cause {
     match StoreError::from(error) {
         StoreError::Unavailable(cause) | StoreError::Internal(cause) => cause,
         other => other.to_string().into(),

@@ -17,7 +17,7 @@ const COMPUTED: [(&str, &str, &str); 2] = [("counter", "shard", "0"), ("lane", "
 /// Columns of PostgreSQL only that stay absent.
 const ABSENT: [(&str, &str); 1] = [("lane", "fence")];
 
-/// Columns with a meaning that their type does not tell.
+/// Columns whose meaning does not follow from their type.
 const SPECIAL: [(&str, &str, Kind); 1] = [("subscription_pattern", "pattern", Kind::Pattern)];
 
 /// A column as a database describes it. Generated columns are left out.

@@ -223,7 +223,7 @@ impl ToSql for Value {
     to_sql_checked!();
 }
 
-/// Number and checksum of rows, whatever their order: the sum of the SHA-256 of every row.
+/// Number and checksum of rows, independent of their order: the sum of the SHA-256 of every row.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Checksum {
     pub rows: u64,

@@ -121,7 +121,7 @@ pub async fn a_webhook_is_stored_with_the_change_of_an_approval(fixture: &Fixtur
     assert_eq!(webhook.history.len(), 1);
 }
 
-pub async fn every_receiver_is_told_each_change_of_an_approval(fixture: &Fixture) {
+pub async fn every_receiver_is_notified_of_each_change_of_an_approval(fixture: &Fixture) {
     let task = review(fixture, json!([FIRST, "https://b.example/"])).await;
     send(fixture, task, "e1", "submit", 0).await;
     for hour in 1..=3 {
@@ -134,7 +134,7 @@ pub async fn every_receiver_is_told_each_change_of_an_approval(fixture: &Fixture
     assert_eq!(ended["approval"]["groups"], json!(["reviewers", "managers"]));
 }
 
-pub async fn the_decision_about_an_approval_is_told_with_those_who_decided(fixture: &Fixture) {
+pub async fn the_webhook_about_a_decision_names_those_who_decided(fixture: &Fixture) {
     let task = review(fixture, json!(FIRST)).await;
     send(fixture, task, "e1", "submit", 0).await;
     assert_eq!(apply(fixture, task, decision("ana", true), 1).await.outcome, Outcome::Forbidden, "the creator");
@@ -163,20 +163,24 @@ pub async fn a_large_subject_is_named_by_its_hash_only(fixture: &Fixture) {
 }
 
 pub async fn webhooks_of_an_approval_are_deleted_with_their_task(fixture: &Fixture) {
-    let (told, untold) = (review(fixture, json!(FIRST)).await, review(fixture, json!("https://b.example/")).await);
-    for task in [told, untold] {
+    let (first_task, other_task) =
+        (review(fixture, json!(FIRST)).await, review(fixture, json!("https://b.example/")).await);
+    for task in [first_task, other_task] {
         send(fixture, task, "e1", "submit", 0).await;
         send(fixture, task, "e2", "skip", 1).await;
         assert_eq!(events(fixture, task).await, ["requested", "withdrawn"]);
     }
-    let taken: Vec<Delivery> =
-        take(fixture, 1).await.into_iter().filter(|delivery| delivery.subject == WebhookSubject::Task(told)).collect();
+    let taken: Vec<Delivery> = take(fixture, 1)
+        .await
+        .into_iter()
+        .filter(|delivery| delivery.subject == WebhookSubject::Task(first_task))
+        .collect();
     settle(fixture, &taken, 2).await;
     let retention = faena_store::Retention { completed_ms: 1, cancelled_ms: 1, failed_ms: 1, ..Default::default() };
     fixture.store.job_prune(&retention, 100, fixture.at(1_000)).await.unwrap();
-    assert_eq!(events(fixture, told).await.len(), 2, "they stay as long as their task");
+    assert_eq!(events(fixture, first_task).await.len(), 2, "they stay as long as their task");
     assert_eq!(fixture.store.task_prune(fixture.at(10), 10).await.unwrap(), 2);
-    assert_eq!(events(fixture, told).await.len(), 0);
+    assert_eq!(events(fixture, first_task).await.len(), 0);
     assert_eq!(fixture.database.number("SELECT count(*) FROM webhook_attempt").await, 0);
-    assert_eq!(events(fixture, untold).await.len(), 2, "what is not delivered yet is still sent");
+    assert_eq!(events(fixture, other_task).await.len(), 2, "what is not delivered yet is still sent");
 }

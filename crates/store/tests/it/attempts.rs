@@ -16,7 +16,7 @@ async fn attempts(fixture: &Fixture, id: JobId) -> u32 {
     view.attempt
 }
 
-pub async fn the_attempt_counts_runs_that_started_and_goes_on_after_a_manual_retry(fixture: &Fixture) {
+pub async fn the_attempt_counts_runs_that_started_and_continues_after_a_manual_retry(fixture: &Fixture) {
     let subscription = EventSubscription {
         name: "watcher".into(),
         types: vec!["*".into()],

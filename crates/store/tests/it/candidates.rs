@@ -1,8 +1,9 @@
-//! Claims of jobs that another queue has chosen, and what such a queue learns of the database.
+//! Claims of jobs that another queue has chosen, and what the database tells such a queue.
 
-use faena_domain::{JobId, JobState, Scope, Timestamp};
+use faena_domain::{JobId, JobState, Priority, Scope, Timestamp};
 use faena_store::{
-    ClaimCandidate, ClaimRequest, ClaimResult, Owner, QueueChangeKind, QueuePatch, QueuePlace, QueuePosition,
+    ClaimCandidate, ClaimRequest, ClaimResult, JobPatch, LaneId, Owner, QueueChangeKind, QueuePatch, QueuePlace,
+    QueuePosition,
 };
 
 use crate::support::*;
@@ -69,8 +70,10 @@ pub async fn candidates_wait_for_limits_and_pauses(fixture: &Fixture) {
     let chosen = candidates(fixture, &[mail.clone(), other.clone()].concat()).await;
     let claimed = claim(fixture, chosen.clone(), 9, 20).await;
     assert_eq!(ids(&claimed), other[..3], "three may run, none of them of the paused queue");
-    let held: std::collections::HashSet<_> = claimed.limited.iter().map(|limited| limited.lane).collect();
-    assert!(held.contains(&fixture.lane_of(mail[0]).await.id) && held.contains(&fixture.lane_of(other[3]).await.id));
+    let limited: std::collections::HashSet<_> = claimed.limited.iter().map(|limited| limited.lane).collect();
+    assert!(
+        limited.contains(&fixture.lane_of(mail[0]).await.id) && limited.contains(&fixture.lane_of(other[3]).await.id)
+    );
     assert_eq!(ids(&claim(fixture, chosen.clone(), 9, 21).await), []);
     fixture.complete(&claimed.jobs[0], 22).await;
     assert_eq!(ids(&claim(fixture, chosen, 9, 23).await), other[3..]);
@@ -117,7 +120,7 @@ pub async fn the_queue_feed_announces_what_becomes_ready_or_waits(fixture: &Fixt
         [(ready, QueueChangeKind::Ready, fixture.at(1)), (delayed, QueueChangeKind::Delayed, fixture.at(30))]
     );
     let claimed = fixture.claim_one(5).await;
-    assert_eq!(announced(), [], "a claim is no news for the queue that made it");
+    assert_eq!(announced(), [], "a claim is not announced to the queue that made it");
     fixture.retry_at(&claimed, 40, 6).await;
     assert_eq!(announced(), [(ready, QueueChangeKind::Delayed, fixture.at(40))]);
     fixture.promote(50).await;
@@ -132,6 +135,37 @@ pub async fn the_queue_feed_announces_what_becomes_ready_or_waits(fixture: &Fixt
     assert_eq!(announced(), [(claimed.id, QueueChangeKind::Ready, claimed.ready_at)]);
     let stamps: Vec<u64> = (0..3).map(|_| feed.stamp()).collect();
     assert!(stamps.is_sorted());
+}
+
+pub async fn the_queue_feed_announces_what_leaves_without_a_claim(fixture: &Fixture) {
+    let all = fixture.submit_all((0..5).map(|n| fixture.job("a", n)).collect()).await;
+    let expiring = fixture.submit(fixture.job("a", 5).expires(fixture.at(20))).await;
+    let waiting = fixture.submit(fixture.job("a", 6).scheduled(fixture.at(90))).await;
+    let (store, lane) = (&fixture.store, fixture.lane_of(all[0]).await.id);
+    let feed = store.queue_feed();
+    feed.switch_on();
+    let announced = || -> Vec<(JobId, LaneId, QueueChangeKind)> {
+        feed.take(100).iter().map(|change| (change.id, change.lane, change.kind)).collect()
+    };
+    store.job_cancel(all[0], "not needed", None, fixture.at(10)).await.unwrap();
+    assert_eq!(announced(), [(all[0], lane, QueueChangeKind::Left)]);
+    store.job_delete(all[1], None, fixture.at(10)).await.unwrap();
+    assert_eq!(announced(), [(all[1], lane, QueueChangeKind::Left)]);
+    let patch = JobPatch { priority: Some(Priority::High), ..JobPatch::default() };
+    store.job_patch(all[2], patch, None, fixture.at(10)).await.unwrap();
+    let high = fixture.lane_of(all[2]).await.id;
+    assert_eq!(announced(), [(all[2], lane, QueueChangeKind::Left), (all[2], high, QueueChangeKind::Ready)]);
+    for (id, until, becomes) in
+        [(all[3], Some(fixture.at(80)), QueueChangeKind::Delayed), (waiting, None, QueueChangeKind::Ready)]
+    {
+        let patch = JobPatch { scheduled_at: Some(until), ..JobPatch::default() };
+        store.job_patch(id, patch, None, fixture.at(10)).await.unwrap();
+        assert_eq!(announced(), [(id, lane, QueueChangeKind::Left), (id, lane, becomes)]);
+    }
+    store.job_expire(100, fixture.at(21)).await.unwrap();
+    assert_eq!(announced(), [(expiring, lane, QueueChangeKind::Left)]);
+    store.job_fail_unhandled(vec![lane], fixture.at(7), 100, fixture.at(30)).await.unwrap();
+    assert_eq!(announced(), [(all[4], lane, QueueChangeKind::Left)]);
 }
 
 pub async fn the_queue_of_the_database_can_be_read_in_pages(fixture: &Fixture) {
@@ -156,8 +190,8 @@ pub async fn the_queue_of_the_database_can_be_read_in_pages(fixture: &Fixture) {
     fixture.fail(&failed, 11).await;
     let dead = fixture.store.dead_page(lane, None, 10).await.unwrap();
     assert_eq!(dead.iter().map(|job| job.id).collect::<Vec<_>>(), [failed.id]);
-    let asked = vec![all[4], late, running.id, failed.id, JobId::new()];
-    let places = fixture.store.queue_places(asked).await.unwrap();
+    let requested = vec![all[4], late, running.id, failed.id, JobId::new()];
+    let places = fixture.store.queue_places(requested).await.unwrap();
     let failed_at = dead[0].at;
     assert_eq!(
         places,

@@ -37,8 +37,8 @@ pub async fn cancelling_a_running_job_requests_its_cancellation(fixture: &Fixtur
     let started = fixture.submit_and_claim(fixture.job("b", 0)).await;
     fixture.report_start(&started, 1).await;
     for (job, state) in [(&assigned, JobState::Assigned), (&started, JobState::Processing)] {
-        assert_eq!(fixture.cancel(job.id, 2).await, CancelOutcome::Asked { state });
-        assert_eq!(fixture.cancel(job.id, 3).await, CancelOutcome::Asked { state }, "requested again");
+        assert_eq!(fixture.cancel(job.id, 2).await, CancelOutcome::Requested { state });
+        assert_eq!(fixture.cancel(job.id, 3).await, CancelOutcome::Requested { state }, "requested again");
         assert_eq!(fixture.state(job.id).await, state);
         assert!(fixture.end(job, cancelled(), 4).await);
         assert_eq!(fixture.state(job.id).await, JobState::Cancelled);
@@ -112,10 +112,10 @@ pub async fn a_manual_retry_gives_new_attempts_and_keeps_the_log(fixture: &Fixtu
 pub async fn a_cancelled_job_can_be_retried(fixture: &Fixture) {
     let waiting = fixture.submit(fixture.job("a", 0)).await;
     fixture.cancel(waiting, 1).await;
-    let asked = fixture.submit_and_claim(fixture.job("a", 2)).await;
-    fixture.cancel(asked.id, 3).await;
-    assert!(fixture.end(&asked, cancelled(), 4).await);
-    for id in [waiting, asked.id] {
+    let cancel_requested = fixture.submit_and_claim(fixture.job("a", 2)).await;
+    fixture.cancel(cancel_requested.id, 3).await;
+    assert!(fixture.end(&cancel_requested, cancelled(), 4).await);
+    for id in [waiting, cancel_requested.id] {
         fixture.retry_manually(id, 5).await;
         fixture.promote(6).await;
         let job = fixture.claim_one(7).await;

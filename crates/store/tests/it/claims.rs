@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use faena_domain::{JobId, NewJob, Priority};
+use faena_domain::{JobId, LogEvent, NewJob, NodeId, Priority};
 use faena_store::{ClaimRequest, Owner};
 
 use crate::support::*;
@@ -161,4 +161,20 @@ pub async fn run_numbers_only_grow(fixture: &Fixture) {
     assert!(runs.is_sorted_by(|a, b| a < b), "{runs:?}");
     assert_eq!([first.retry_count, second.retry_count, third.retry_count, fourth.retry_count], [0, 1, 1, 0]);
     assert_eq!(fixture.get(id).await.run, Some(fourth.run));
+}
+
+/// The clock of the server that died was ahead, or the clock was set back after its death.
+pub async fn a_log_keeps_its_order_if_clocks_do_not(fixture: &Fixture) {
+    for (claimed_ms, recovered_ms) in [(2_000, 10), (2_000, 2_010)] {
+        let id = fixture.submit(fixture.job("a", 0)).await;
+        let lost = fixture.claim_as(NodeId::new(), 1, claimed_ms).await.remove(0);
+        assert_eq!(fixture.recover(0, recovered_ms).await.returned, 1);
+        let job = fixture.claim_one(20).await;
+        assert!(fixture.end(&job, completed(), 30).await);
+        let log = fixture.get(id).await.execution_log;
+        let assigned = log.iter().filter(|entry| entry.event == LogEvent::Assigned);
+        assert_eq!(assigned.map(|entry| entry.run).collect::<Vec<_>>(), [Some(lost.run), Some(job.run)], "{log:?}");
+        assert_eq!(log.first().map(|entry| &entry.event), Some(&LogEvent::Created), "{log:?}");
+        assert_eq!(log.last().map(|entry| &entry.event), Some(&LogEvent::Completed), "{log:?}");
+    }
 }

@@ -95,13 +95,14 @@ pub async fn records_events_and_jobs_of_a_missing_task_are_deleted(fixture: &Fix
     let damage = [
         format!("INSERT INTO task_record (task, sequence, record) VALUES ({missing}, 1, '{{}}')"),
         format!("INSERT INTO task_inbox (task, event_id, answer) VALUES ({missing}, 'e', '{{}}')"),
+        format!("INSERT INTO task_key (key, task, fingerprint) VALUES ('k', {missing}, '\\x6b')"),
         format!("INSERT INTO task_job (job, task, name, state, epoch) VALUES ({missing}, {missing}, 'n', 's', 1)"),
     ];
     for sql in &damage {
         fixture.database.run(sql).await;
     }
     let found = assert_findings(fixture, &["orphaned-rows"]).await.findings.remove(0);
-    assert_eq!(found.count, 3, "{}", found.text);
+    assert_eq!(found.count, 4, "{}", found.text);
     assert_repairs(fixture, &[], &["orphaned-rows"]).await;
 }
 

@@ -20,6 +20,14 @@ async fn subscribe(fixture: &Fixture, types: &[&str]) {
     fixture.store.event_subscribe(vec![subscription(types, SubscriptionMode::Keep)], fixture.at(0)).await.unwrap();
 }
 
+/// Submits a job with a subscription that ends after a second.
+async fn submit_with_expiring_subscription(fixture: &Fixture) {
+    let until = fixture.at(1_000);
+    let all = EventSubscription { until, ..subscription(&["*"], SubscriptionMode::Keep) };
+    fixture.store.event_subscribe(vec![all], fixture.at(0)).await.unwrap();
+    fixture.submit(fixture.job("mail", 0)).await;
+}
+
 async fn stored_events(fixture: &Fixture) -> Vec<StoredEvent> {
     fixture.store.event_list(EventQuery::After(0), 10_000).await.unwrap()
 }
@@ -115,16 +123,7 @@ pub async fn only_events_with_a_subscription_are_recorded(fixture: &Fixture) {
 }
 
 pub async fn an_expired_subscription_is_deleted_and_events_are_no_longer_recorded(fixture: &Fixture) {
-    let until = fixture.at(1_000);
-    fixture
-        .store
-        .event_subscribe(
-            vec![EventSubscription { until, ..subscription(&["*"], SubscriptionMode::Keep) }],
-            fixture.at(0),
-        )
-        .await
-        .unwrap();
-    fixture.submit(fixture.job("mail", 0)).await;
+    submit_with_expiring_subscription(fixture).await;
     assert_eq!((stored_events(fixture).await.len(), fixture.store.has_event_subscriptions()), (2, true));
     fixture.store.event_prune(fixture.at(0), 100, fixture.at(1_000)).await.unwrap();
     assert!(!fixture.store.has_event_subscriptions());
@@ -270,16 +269,7 @@ pub async fn deleted_jobs_leave_no_counter(fixture: &Fixture) {
 }
 
 pub async fn events_without_a_subscription_are_still_pruned(fixture: &Fixture) {
-    let until = fixture.at(1_000);
-    fixture
-        .store
-        .event_subscribe(
-            vec![EventSubscription { until, ..subscription(&["*"], SubscriptionMode::Keep) }],
-            fixture.at(0),
-        )
-        .await
-        .unwrap();
-    fixture.submit(fixture.job("mail", 0)).await;
+    submit_with_expiring_subscription(fixture).await;
     fixture.store.event_prune(fixture.at(0), 100, fixture.at(1_000)).await.unwrap();
     assert_eq!(stored_events(fixture).await.len(), 2);
     assert_eq!(fixture.store.event_prune(Timestamp::MAX, 100, fixture.at(2_000)).await.unwrap(), 2);

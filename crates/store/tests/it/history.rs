@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use faena_domain::{ErrorReason, JobState, NewJob, NodeId, Priority, Timestamp, WorkerState};
 use faena_store::{
-    HistoryEntry, HistoryMeasure, HistoryPeriod, HistoryQuery, JobPatch, JobTotal, NodeInfo, Retention, RunOutcome,
-    StoreOptions, TimingCount, WorkerEntry,
+    HistoryCutoffs, HistoryEntry, HistoryMeasure, HistoryPeriod, HistoryQuery, JobPatch, JobTotal, NodeInfo, Retention,
+    RunOutcome, StoreOptions, TimingCount, WorkerEntry,
 };
 
 use crate::support::{Fixture, JobBuilder, LEASE_MS, RawDatabase};
@@ -99,6 +99,26 @@ pub async fn the_history_counts_by_hour_and_by_day(fixture: &Fixture) {
     assert_eq!(shown(list(fixture, HistoryPeriod::Day, None).await), [(0, 3), (DAY, 1)]);
 }
 
+pub async fn minutes_have_totals_and_no_measured_times(fixture: &Fixture) {
+    let first = HistoryPeriod::Day.start(fixture.at(0)).plus_ms(2 * DAY).ms_since(fixture.start);
+    let minute = HistoryPeriod::Minute.ms();
+    fixture.complete(&fixture.submit_and_claim(fixture.job("a", first)).await, first + 1).await;
+    let lane = fixture.store.lanes().await.unwrap()[0].id;
+    let timings = vec![TimingCount { lane, measure: HistoryMeasure::Run, bucket: 3, n: 1 }];
+    fixture.store.history_record(timings, fixture.at(first + minute - 1)).await.unwrap();
+    fixture.submit(fixture.job("a", first + minute)).await;
+    record(fixture, first + minute).await;
+    let entries = list(fixture, HistoryPeriod::Minute, None).await;
+    let shown: Vec<_> =
+        entries.iter().map(|entry| (entry.starts_at.ms_since(fixture.at(first)), entry.measure, entry.n)).collect();
+    let total = HistoryMeasure::Total;
+    let expected = [(0, total(JobTotal::Created), 1), (0, total(JobTotal::Completed), 1)];
+    assert_eq!(shown[..2], expected);
+    assert_eq!(shown[2..], [(minute, total(JobTotal::Created), 1)]);
+    let hours = list(fixture, HistoryPeriod::Hour, None).await;
+    assert!(hours.iter().any(|entry| entry.measure == HistoryMeasure::Run), "hours have them");
+}
+
 pub async fn completed_jobs_are_recorded_by_priority(fixture: &Fixture) {
     for priority in [Priority::Low, Priority::Critical, Priority::Critical] {
         let job = fixture.submit_and_claim(fixture.job("a", 0).priority(priority)).await;
@@ -172,12 +192,18 @@ pub async fn the_history_outlives_the_jobs_until_its_own_retention(fixture: &Fix
     fixture.store.job_prune(&retention, 100, fixture.at(DAY)).await.unwrap();
     record(fixture, DAY).await;
     assert_eq!(recorded(fixture, HistoryPeriod::Hour, JobTotal::Completed).await, 1);
-    let prune = |hours: i64, days: i64| fixture.store.history_prune(fixture.at(hours), fixture.at(days), 100);
-    assert_eq!(prune(-DAY, -DAY).await.unwrap(), 0);
-    assert_eq!(prune(DAY, -DAY).await.unwrap(), 2, "created and completed");
+    let prune = |minutes: i64, hours: i64, days: i64| {
+        let [minutes, hours, days] = [minutes, hours, days].map(|at| fixture.at(at));
+        fixture.store.history_prune(HistoryCutoffs { minutes, hours, days }, 100)
+    };
+    assert_eq!(prune(-DAY, -DAY, -DAY).await.unwrap(), 0);
+    assert_eq!(prune(DAY, -DAY, -DAY).await.unwrap(), 2, "created and completed");
+    assert_eq!(recorded(fixture, HistoryPeriod::Minute, JobTotal::Completed).await, 0);
+    assert_eq!(recorded(fixture, HistoryPeriod::Hour, JobTotal::Completed).await, 1, "hours are kept longer");
+    assert_eq!(prune(DAY, DAY, -DAY).await.unwrap(), 2, "created and completed");
     assert_eq!(recorded(fixture, HistoryPeriod::Hour, JobTotal::Completed).await, 0);
     assert_eq!(recorded(fixture, HistoryPeriod::Day, JobTotal::Completed).await, 1, "days are kept longer");
-    prune(2 * DAY, 2 * DAY).await.unwrap();
+    prune(2 * DAY, 2 * DAY, 2 * DAY).await.unwrap();
     assert_eq!(list(fixture, HistoryPeriod::Day, None).await, []);
 }
 

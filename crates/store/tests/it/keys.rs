@@ -143,9 +143,9 @@ pub async fn a_unique_key_is_free_however_its_job_finishes(fixture: &Fixture) {
     let job = |ms| fixture.job("sync", ms).unique("k").expires(fixture.at(1_000));
     fixture.complete(&fixture.submit_and_claim(job(0)).await, 1).await;
     fixture.fail(&fixture.submit_and_claim(job(2)).await, 3).await;
-    let asked = fixture.submit_and_claim(job(4)).await;
-    fixture.cancel(asked.id, 5).await;
-    assert!(fixture.end(&asked, cancelled(), 6).await);
+    let to_cancel = fixture.submit_and_claim(job(4)).await;
+    fixture.cancel(to_cancel.id, 5).await;
+    assert!(fixture.end(&to_cancel, cancelled(), 6).await);
     let waiting = fixture.submit(job(7)).await;
     fixture.cancel(waiting, 8).await;
     let expired = fixture.submit(job(9)).await;

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use faena_domain::{JobId, JobState, JobView, Priority};
-use faena_store::{COUNT_LIMIT, Cursor, Filter, Order, Page, RunEnd, SortBy, Start, StoreError, Tally};
+use faena_domain::{JobId, JobState, JobView, NewJob, Priority};
+use faena_store::{COUNT_LIMIT, Cursor, Filter, Order, Page, RunEnd, Sort, SortBy, Start, StoreError, Tally};
 
 use crate::support::*;
 
@@ -258,6 +258,28 @@ pub async fn a_list_shows_the_same_as_a_single_job(fixture: &Fixture) {
     }
 }
 
+pub async fn jobs_are_found_by_their_payload(fixture: &Fixture) {
+    let with = |payload: &str, ms: i64| NewJob { payload: payload.into(), ..fixture.job("mail", ms) };
+    let first = fixture.submit(with(r#"{"to": "Ada@example.com", "order": 7}"#, 0).tag("eu")).await;
+    let second = fixture.submit(with(r#"{"to": "ada@example.com", "order": 8}"#, 1).queue("bulk")).await;
+    let long = format!(r#"{{"text": "{}", "to": "ada@example.com"}}"#, "x".repeat(5_000));
+    fixture.submit(with(&long, 2)).await;
+    let of = |text: &str| Filter { payload: Some(text.into()), ..Filter::default() };
+    assert_eq!(fixture.list(of("ADA@")).await, [second, first], "its beginning is searched");
+    assert_eq!(fixture.list(of("\"order\": 8")).await, [second]);
+    assert_eq!(fixture.list(Filter { tag: Some("eu".into()), ..of("ada") }).await, [first]);
+    assert_eq!(fixture.list(Filter { q: Some("bulk".into()), ..of("ada") }).await, [second]);
+    assert_eq!(fixture.list(Filter { states: vec![JobState::Failed], ..of("ada") }).await, []);
+    assert_eq!(fixture.list(of("%")).await, [], "no pattern");
+    let failed = fixture.claim_one(3).await;
+    fixture.fail(&failed, 4).await;
+    let both = Filter { error: Some("".into()), states: vec![JobState::Failed], ..of("ada") };
+    assert_eq!(fixture.list(both).await, [failed.id]);
+    let oldest = Page { sort: Sort { by: SortBy::Updated, order: Order::Asc }, ..Page::after(None, 5) };
+    let page = fixture.store.job_list(&of("ada"), oldest).await.unwrap();
+    assert_eq!((page.total, page.jobs.len()), (2, 2));
+}
+
 pub async fn jobs_are_found_by_name_worker_and_several_priorities(fixture: &Fixture) {
     let (worker, jobs) = fixture.worker_with_jobs("billing-1", 2, 0).await;
     let end = RunEnd { worker: worker.id, ..fixture.run_end(&jobs[0], completed(), 2) };
@@ -342,7 +364,7 @@ pub async fn a_cursor_of_another_sort_is_rejected(fixture: &Fixture) {
     for by in [SortBy::Created, SortBy::Priority, SortBy::Scheduled] {
         let page = Page { start: Start::After(Some(cursor)), ..first.sorted(by, Order::Desc) };
         let answer = fixture.store.job_list(&Filter::default(), page).await;
-        assert!(matches!(answer, Err(StoreError::Invalid(faults)) if faults[0].path == "cursor"), "{by:?}");
+        assert!(matches!(answer, Err(StoreError::Invalid(errors)) if errors[0].path == "cursor"), "{by:?}");
     }
 }
 

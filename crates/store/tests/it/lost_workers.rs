@@ -248,12 +248,12 @@ pub async fn the_deadline_of_a_worker_depends_on_its_transport(fixture: &Fixture
 
 pub async fn the_jobs_of_workers_without_a_server_are_listed_with_their_times(fixture: &Fixture) {
     let dead = NodeId::new();
-    let away = fixture.admit(named("away", fixture, WorkerKind::Remote, dead), 0).await;
+    let unattended_worker = fixture.admit(named("unattended_worker", fixture, WorkerKind::Remote, dead), 0).await;
     let starting = WorkerEntry { state: WorkerState::Creating, ..named("starting", fixture, WorkerKind::Pool, dead) };
     let starting = fixture.admit(starting, 0).await;
     let (_, attended) = fixture.worker_with_jobs("attended", 1, 0).await;
     fixture.submit_all((0..4).map(|_| fixture.job("a", 1).timeout(3_000)).collect()).await;
-    let jobs = fixture.claim_by(&away, 3, 2).await;
+    let jobs = fixture.claim_by(&unattended_worker, 3, 2).await;
     let scheduled = fixture.claim_by(&starting, 1, 3).await.remove(0);
     assert!(fixture.store.worker_unattended_jobs().await.unwrap().is_empty(), "their server may be alive");
     fixture.report_start(&jobs[0], 5).await;
@@ -270,13 +270,13 @@ pub async fn the_jobs_of_workers_without_a_server_are_listed_with_their_times(fi
     assert_eq!(
         shown,
         [
-            (jobs[0].id, "away", false, fixture.at(2), Some(fixture.at(5))),
-            (jobs[1].id, "away", false, fixture.at(2), None),
+            (jobs[0].id, "unattended_worker", false, fixture.at(2), Some(fixture.at(5))),
+            (jobs[1].id, "unattended_worker", false, fixture.at(2), None),
             (scheduled.id, "starting", true, fixture.at(3), None),
         ]
     );
     assert!(unattended.iter().all(|job| job.job.job.options.timeout_ms == Some(3_000)));
-    fixture.admit(named("away", fixture, WorkerKind::Remote, fixture.node), 11).await;
+    fixture.admit(named("unattended_worker", fixture, WorkerKind::Remote, fixture.node), 11).await;
     let left = fixture.store.worker_unattended_jobs().await.unwrap();
     assert_eq!(left.len(), 1, "a worker that reconnects has a server again");
     assert!(left.iter().all(|job| job.job.job.id != attended[0].id));
@@ -340,7 +340,7 @@ pub async fn a_sweep_is_bounded_and_reports_that_more_is_due(fixture: &Fixture) 
 
 pub async fn a_claim_without_an_owner_is_found_however_its_owner_ended(fixture: &Fixture) {
     let (kept, jobs) = fixture.worker_with_jobs("kept", 1, 0).await;
-    let (gone, more) = fixture.worker_with_jobs("gone", 1, 0).await;
+    let (deleted, more) = fixture.worker_with_jobs("deleted", 1, 0).await;
     // As if an end had missed them: one owner has ended, the row of the other does not exist.
     let ended = "UPDATE worker SET ended_at = 1, state = 6, deadline = NULL";
     fixture.database.run(ended).await;
@@ -352,13 +352,16 @@ pub async fn a_claim_without_an_owner_is_found_however_its_owner_ended(fixture: 
         2,
         "a worker that still owns claims is not deleted"
     );
-    fixture.database.run("DELETE FROM worker_change WHERE worker IN (SELECT id FROM worker WHERE key = 'gone')").await;
-    fixture.database.run("DELETE FROM worker WHERE key = 'gone'").await;
+    fixture
+        .database
+        .run("DELETE FROM worker_change WHERE worker IN (SELECT id FROM worker WHERE key = 'deleted')")
+        .await;
+    fixture.database.run("DELETE FROM worker WHERE key = 'deleted'").await;
     assert!(fixture.needs_recovery(1_001).await);
     assert_eq!(fixture.recover(0, 1_001).await.returned, 2);
     assert_eq!(fixture.states([jobs[0].id, more[0].id]).await, [JobState::Queued; 2]);
     assert!(!fixture.needs_recovery(1_002).await);
-    assert_ne!(kept.id, gone.id);
+    assert_ne!(kept.id, deleted.id);
 }
 
 pub async fn a_workers_claim_whose_response_was_lost_is_released(fixture: &Fixture) {

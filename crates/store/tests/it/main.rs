@@ -23,6 +23,7 @@ mod ends;
 mod events;
 mod dependents;
 mod following;
+mod graphs;
 mod history;
 mod external;
 mod keys;
@@ -82,8 +83,10 @@ behaviours! {
         a_message_of_a_run_counts_for_its_job_only;
     tasks:
         a_version_of_a_machine_never_changes,
-        an_event_is_applied_once_and_answered_alike,
+        a_repeated_event_is_applied_once_and_gets_the_same_answer,
         a_message_creates_its_task_once,
+        a_key_creates_its_task_once,
+        a_creation_that_fails_leaves_its_key_free,
         a_task_that_exists_fails_only_its_own_creation,
         open_tasks_are_counted_by_machine_and_state,
         a_refused_event_changes_nothing_and_may_be_sent_again,
@@ -109,7 +112,7 @@ behaviours! {
     task_signals:
         every_end_of_a_job_wakes_its_task,
         only_an_earlier_due_time_is_announced,
-        a_queued_task_and_a_freed_place_are_announced;
+        a_queued_task_and_a_freed_slot_are_announced;
     task_limits:
         a_task_beyond_the_limit_is_queued_and_starts_when_another_ends,
         events_of_a_queued_task_wait_for_its_start,
@@ -121,8 +124,8 @@ behaviours! {
         queued_tasks_are_listed_counted_and_know_their_position;
     approval_webhooks:
         a_webhook_is_stored_with_the_change_of_an_approval,
-        every_receiver_is_told_each_change_of_an_approval,
-        the_decision_about_an_approval_is_told_with_those_who_decided,
+        every_receiver_is_notified_of_each_change_of_an_approval,
+        the_webhook_about_a_decision_names_those_who_decided,
         a_large_subject_is_named_by_its_hash_only,
         webhooks_of_an_approval_are_deleted_with_their_task;
     doctor_tasks:
@@ -139,6 +142,7 @@ behaviours! {
         totals_count_every_event_once_and_outlive_the_jobs,
         a_retried_job_fails_twice_and_is_created_once,
         the_history_counts_by_hour_and_by_day,
+        minutes_have_totals_and_no_measured_times,
         completed_jobs_are_recorded_by_priority,
         an_idle_recording_writes_nothing,
         measured_times_are_added_up,
@@ -164,6 +168,7 @@ behaviours! {
         reservations_never_exceed_the_budget_of_a_task;
     submits:
         a_submitted_job_can_be_read_back,
+        a_failing_submit_does_not_undo_others_of_its_group,
         a_batch_returns_its_ids_in_order,
         a_payload_is_kept_byte_for_byte,
         every_option_is_stored_for_a_single_job_and_in_a_batch,
@@ -250,6 +255,14 @@ behaviours! {
         checking_parents_again_does_not_release_a_delayed_sibling,
         a_graph_in_one_batch_runs_in_order,
         cancelling_a_child_does_not_change_its_parents;
+    graphs:
+        a_job_shows_what_it_depends_on_and_what_depends_on_it,
+        links_to_finished_jobs_stay_until_a_job_is_deleted,
+        near_jobs_come_first_and_the_rest_is_counted,
+        a_job_with_ten_thousand_children_shows_some_of_them,
+        a_long_chain_is_followed_in_both_directions,
+        jobs_of_other_queues_are_in_no_graph,
+        an_unknown_job_has_no_graph;
     times:
         delayed_jobs_become_ready_in_the_order_of_their_times,
         a_promotion_is_bounded_and_reports_that_more_is_due,
@@ -265,7 +278,8 @@ behaviours! {
         pruning_is_bounded,
         pruning_deletes_old_cancel_requests_but_not_those_of_running_jobs,
         a_poll_returns_pending_work,
-        ready_waiting_and_cancelled_jobs_emit_signals;
+        ready_waiting_and_cancelled_jobs_emit_signals,
+        calls_that_find_nothing_emit_no_signal;
     candidates:
         a_claim_with_candidates_takes_only_those_that_are_ready_there,
         a_claim_with_candidates_takes_no_more_than_its_limit,
@@ -273,8 +287,10 @@ behaviours! {
         jobs_with_keys_are_chosen_by_the_store_beside_candidates,
         a_worker_that_has_ended_gets_no_candidates,
         the_queue_feed_announces_what_becomes_ready_or_waits,
+        the_queue_feed_announces_what_leaves_without_a_claim,
         the_queue_of_the_database_can_be_read_in_pages;
     claims:
+        a_log_keeps_its_order_if_clocks_do_not,
         a_claim_orders_by_score_so_waiting_outweighs_priority,
         a_strict_queue_never_prefers_a_lower_priority,
         equal_scores_are_ordered_by_id,
@@ -335,7 +351,7 @@ behaviours! {
         a_running_job_cannot_be_deleted,
         changes_of_unknown_jobs_are_rejected;
     attempts:
-        the_attempt_counts_runs_that_started_and_goes_on_after_a_manual_retry,
+        the_attempt_counts_runs_that_started_and_continues_after_a_manual_retry,
         a_run_that_did_not_start_is_an_attempt_only_if_it_failed;
     actors:
         a_created_job_names_its_caller_also_in_shared_transactions,
@@ -374,6 +390,7 @@ behaviours! {
         a_started_job_without_attempts_left_fails_when_its_node_dies,
         jobs_that_had_not_started_are_ready_again,
         a_live_node_shows_the_state_of_its_sources_and_inboxes,
+        a_live_node_shows_its_version_and_when_it_was_last_seen,
         ended_jobs_of_a_dead_node_stay_ended,
         a_job_with_a_cancel_request_is_cancelled_when_its_node_dies,
         a_completion_after_recovery_is_stale,
@@ -436,6 +453,7 @@ behaviours! {
         totals_do_not_depend_on_the_page,
         a_list_shows_the_same_as_a_single_job,
         jobs_are_found_by_name_worker_and_several_priorities,
+        jobs_are_found_by_their_payload,
         lists_are_sorted_by_every_key_in_both_orders,
         a_cursor_of_another_sort_is_rejected,
         searches_and_sorts_stop_at_their_bound_and_say_so,

@@ -294,7 +294,7 @@ impl ModelTest<'_> {
             assert!(matches!(answer, Err(StoreError::InvalidTransition { .. })));
         } else if let Some(claim) = &mut job.claim {
             claim.cancel_requested = true;
-            assert_eq!(answer.unwrap(), CancelOutcome::Asked { state: job.state });
+            assert_eq!(answer.unwrap(), CancelOutcome::Requested { state: job.state });
         } else {
             assert_eq!(answer.unwrap(), CancelOutcome::Cancelled);
             self.model.finish(id, JobState::Cancelled, self.now);

@@ -227,6 +227,15 @@ pub async fn a_live_node_shows_the_state_of_its_sources_and_inboxes(fixture: &Fi
     assert_eq!(reports(6).await.len(), 1, "a node that has left shows nothing");
 }
 
+pub async fn a_live_node_shows_its_version_and_when_it_was_last_seen(fixture: &Fixture) {
+    let other = NodeInfo { id: NodeId::new(), name: "other".into() };
+    fixture.store.node_join(other.clone(), LEASE_MS, fixture.at(1)).await.unwrap();
+    assert!(fixture.store.node_renew(other.id, LEASE_MS, fixture.at(100)).await.unwrap());
+    let report = fixture.store.node_reports(fixture.at(100)).await.unwrap().pop().unwrap();
+    assert_eq!((report.node, report.version.as_str()), (other.id, env!("CARGO_PKG_VERSION")));
+    assert_eq!((report.started_at, report.seen_at), (fixture.at(1), fixture.at(100)));
+}
+
 pub async fn a_claim_whose_response_was_lost_is_released(fixture: &Fixture) {
     fixture.submit_all((0..3).map(|_| fixture.job("a", 0)).collect()).await;
     let known = fixture.claim_one(1).await;

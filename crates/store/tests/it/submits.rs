@@ -1,6 +1,8 @@
 //! Submits.
 
 use faena_domain::{JobId, JobState, NewJob, Priority, RetryOn};
+use faena_store::Tally;
+use futures_util::future::join_all;
 
 use crate::support::*;
 
@@ -22,7 +24,7 @@ pub async fn a_batch_returns_its_ids_in_order(fixture: &Fixture) {
     let wanted: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
 
     assert_eq!(fixture.submit_all(jobs).await, wanted);
-    assert_eq!(fixture.total(faena_store::Tally::Queued).await, 500);
+    assert_eq!(fixture.total(Tally::Queued).await, 500);
     assert!(fixture.try_submit(Vec::new(), 0).await.unwrap().is_empty(), "nothing is as good as anything");
 }
 
@@ -156,4 +158,16 @@ pub async fn strings_that_look_like_sql_or_keys_are_just_strings(fixture: &Fixtu
         fixture.store.job_delete(id, None, fixture.at(1_000)).await.unwrap();
         assert!(fixture.database.tables_with(id).await.is_empty(), "{text} leaves nothing");
     }
+}
+
+pub async fn a_failing_submit_does_not_undo_others_of_its_group(fixture: &Fixture) {
+    fixture.submit(fixture.job("a", 0).unique("k")).await;
+    let calls = (0..100).map(|n| {
+        let job = if n % 3 == 0 { fixture.job("a", 1).unique("k") } else { fixture.job(&format!("kind-{n}"), 1) };
+        fixture.try_submit(vec![fixture.job("b", 1), job], 1)
+    });
+    let results = join_all(calls).await;
+    assert_eq!(results.iter().filter(|answer| answer.is_ok()).count(), 66);
+    assert_eq!(fixture.total(Tally::Queued).await, 1 + 2 * 66);
+    assert_eq!(fixture.claim(1_000, 2).await.len(), 133, "the lanes of all stored jobs are known");
 }

@@ -63,7 +63,7 @@ pub async fn a_task_beyond_the_limit_is_queued_and_starts_when_another_ends(fixt
     assert_eq!(fixture.database.number("SELECT count(*) FROM task_job").await, 2, "a queued task submits nothing");
     assert_eq!(fire(fixture, 10).await.started, 0);
     apply(fixture, tasks[0], Input::Pause { actor: "ana".into() }, 11).await;
-    assert_eq!(fire(fixture, 12).await.started, 0, "a paused task keeps its place");
+    assert_eq!(fire(fixture, 12).await.started, 0, "a paused task counts as running");
     apply(fixture, tasks[0], Input::Resume { actor: "ana".into() }, 13).await;
     send(fixture, tasks[1], "e1", "finish", 20).await;
     assert_eq!(fire(fixture, 21).await.started, 1);

@@ -65,7 +65,7 @@ impl World<'_> {
             self.move_the_clock();
             match self.random.below(20) {
                 0 => self.restart().await,
-                1 | 2 => self.look_at_the_clock().await,
+                1 | 2 => self.apply_deadlines().await,
                 3 | 4 => self.decide().await,
                 5 | 6 => self.end_a_job().await,
                 7 if self.random.chance(10) => self.cancel().await,
@@ -95,10 +95,10 @@ impl World<'_> {
         self.restarted = Some(self.fixture().reopen(StoreOptions::default()).await);
     }
 
-    async fn look_at_the_clock(&mut self) {
+    async fn apply_deadlines(&mut self) {
         fire(self.fixture(), self.ms).await;
         let now_ms = self.now_ms();
-        self.models.iter_mut().for_each(|(_, model)| model.look_at_the_clock(now_ms));
+        self.models.iter_mut().for_each(|(_, model)| model.apply_deadlines(now_ms));
     }
 
     async fn decide(&mut self) {
@@ -128,7 +128,7 @@ impl World<'_> {
 
     /// The end of a job is applied after the timers of the same moment.
     async fn end_a_job(&mut self) {
-        self.look_at_the_clock().await;
+        self.apply_deadlines().await;
         if self.jobs.is_empty() {
             return;
         }

@@ -207,7 +207,7 @@ pub async fn tasks_move_to_another_version_and_leave_the_old_one_behind(fixture:
     assert_eq!(state(fixture, new).await, "EXPIRED");
     apply(fixture, paused, Input::Resume { actor: "ana".into() }, 200_000).await;
     let resumed = view(paused).await.task;
-    assert_eq!(resumed.due(), Some(fixture.at(200_000 + 120_000)), "the pause counts for no deadline");
+    assert_eq!(resumed.due(), Some(fixture.at(200_000 + 120_000)), "the pause counts towards no deadline");
     assert_findings(fixture, &[]).await;
 }
 

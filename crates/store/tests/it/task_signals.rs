@@ -37,7 +37,7 @@ pub async fn every_end_of_a_job_wakes_its_task(fixture: &Fixture) {
         assert_eq!(received(&mut signals), [Signal::TaskJobEnded], "{how}");
         assert_eq!(fire(fixture, 40).await.jobs, 1, "{how}");
         assert_eq!(state(fixture, task).await, ends_in, "{how}");
-        assert_eq!(fire(fixture, 50).await.jobs, 0, "{how}: it is told once");
+        assert_eq!(fire(fixture, 50).await.jobs, 0, "{how}: it is signalled once");
     }
     let job = NewJob::new("card.charge");
     fixture.store.job_submit(vec![job], None, fixture.at(60)).await.unwrap();
@@ -82,14 +82,14 @@ states:
   DONE: {final: true}
 ";
 
-pub async fn a_queued_task_and_a_freed_place_are_announced(fixture: &Fixture) {
+pub async fn a_queued_task_and_a_freed_slot_are_announced(fixture: &Fixture) {
     let definition = Arc::new(Definition::parse(NARROW).unwrap());
     register(fixture, &definition).await;
     let mut signals = fixture.store.signals();
     let first = new_task(fixture, &definition, json!({}), 0).await;
     assert!(!received(&mut signals).contains(&Signal::TaskQueue), "it has started");
     new_task(fixture, &definition, json!({}), 1).await;
-    assert_eq!(received(&mut signals), [Signal::TaskQueue], "a place may have become free while it was stored");
+    assert_eq!(received(&mut signals), [Signal::TaskQueue], "another task may have ended while it was stored");
     send(fixture, first, "e1", "note", 2).await;
     assert_eq!(received(&mut signals), []);
     send(fixture, first, "e2", "finish", 3).await;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use faena_domain::{JobState, TaskId, Timestamp};
 use faena_machine::{BUILT_IN, Definition, Event, Input, Outcome, Record, Status, create, step};
 use faena_store::{
-    EventQuery, NewMachine, NewTask, Registered, StoreError, StoreOptions, TaskAnswer, TaskFilter, TaskInput,
-    TasksFired,
+    EventQuery, KeyedTask, NewMachine, NewTask, Registered, StoreError, StoreOptions, TaskAnswer, TaskFilter,
+    TaskInput, TaskKey, TasksFired,
 };
 use serde_json::{Value, json};
 
@@ -145,7 +145,7 @@ pub async fn a_version_of_a_machine_never_changes(fixture: &Fixture) {
     assert_eq!(state(fixture, task).await, "PLANIFICANDO");
 }
 
-pub async fn an_event_is_applied_once_and_answered_alike(fixture: &Fixture) {
+pub async fn a_repeated_event_is_applied_once_and_gets_the_same_answer(fixture: &Fixture) {
     let task = order(fixture).await;
     let first = send(fixture, task, "e1", "pay", 10).await;
     assert_eq!((first.outcome, first.state.as_str(), first.duplicate), (Outcome::Applied, "CHARGING", false));
@@ -423,4 +423,43 @@ pub async fn open_tasks_are_counted_by_machine_and_state(fixture: &Fixture) {
     let states = fixture.store.task_figures().await.unwrap().states;
     let charging = states.iter().find(|one| one.machine == "order").unwrap();
     assert_eq!((charging.state.as_str(), charging.since), ("CHARGING", fixture.at(50)));
+}
+
+pub async fn a_key_creates_its_task_once(fixture: &Fixture) {
+    let definition = Arc::new(Definition::parse(ORDER).unwrap());
+    register(fixture, &definition).await;
+    // Two nodes on PostgreSQL.
+    let other = fixture.reopen(StoreOptions::default()).await;
+    let fixtures = if fixture.store.database_kind() == "sqlite" { [&other, &other] } else { [fixture, &other] };
+    let create_on = async |node: usize, key: &str, fingerprint: u8| {
+        let task = unstored_task(fixture, &definition, json!({"amount": 5}), 1);
+        let (id, key) = (task.id, TaskKey { key: key.into(), fingerprint: [fingerprint; 32] });
+        (id, fixtures[node].store.task_create_once(key, task, fixture.at(1)).await.unwrap())
+    };
+    let create = async |key: &str, fingerprint: u8| create_on(1, key, fingerprint).await;
+    let answers = futures_util::future::join_all((0..8).map(|n| create_on(n % 2, "k1", 7))).await;
+    let created: Vec<TaskId> = answers.iter().filter(|(_, found)| found.is_none()).map(|(id, _)| *id).collect();
+    assert_eq!(created.len(), 1, "{answers:?}");
+    let same = KeyedTask { id: created[0], is_same_request: true };
+    assert_eq!(answers.iter().filter(|(_, found)| *found == Some(same)).count(), 7, "{answers:?}");
+    assert_eq!(create("k1", 8).await.1, Some(KeyedTask { is_same_request: false, ..same }));
+    assert_eq!(create("k2", 7).await.1, None);
+    let (tasks, _) = other.store.task_list(TaskFilter::default(), None, 10).await.unwrap();
+    assert_eq!(tasks.len(), 2);
+    // The key is deleted with its task.
+    apply(&other, created[0], Input::Cancel { actor: "ana".into(), reason: None }, 5).await;
+    assert_eq!(other.store.task_prune(fixture.at(10), 10).await.unwrap(), 1);
+    assert_eq!(create("k1", 8).await.1, None);
+    other.store.close().await;
+}
+
+pub async fn a_creation_that_fails_leaves_its_key_free(fixture: &Fixture) {
+    let definition = Arc::new(Definition::parse(ORDER).unwrap());
+    register(fixture, &definition).await;
+    let existing = new_task(fixture, &definition, json!({"amount": 5}), 1).await;
+    let key = || TaskKey { key: "k".into(), fingerprint: [7; 32] };
+    let task = NewTask { id: existing, ..unstored_task(fixture, &definition, json!({"amount": 5}), 2) };
+    fixture.store.task_create_once(key(), task, fixture.at(2)).await.unwrap_err();
+    let task = unstored_task(fixture, &definition, json!({"amount": 5}), 3);
+    assert_eq!(fixture.store.task_create_once(key(), task, fixture.at(3)).await.unwrap(), None);
 }

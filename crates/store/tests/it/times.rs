@@ -273,3 +273,19 @@ pub async fn ready_waiting_and_cancelled_jobs_emit_signals(fixture: &Fixture) {
     fixture.promote(100).await;
     assert_eq!(next().await, Signal::Ready(lane));
 }
+
+/// The loops that make these calls are woken by the signals: a call without effect that sends one would run for ever.
+pub async fn calls_that_find_nothing_emit_no_signal(fixture: &Fixture) {
+    let now = fixture.at(1_000);
+    // PostgreSQL: the first poll reads the rules of other nodes.
+    fixture.store.poll(fixture.node, now).await.unwrap();
+    let mut signals = fixture.store.signals();
+    fixture.store.job_promote(10, now).await.unwrap();
+    fixture.store.job_expire(10, now).await.unwrap();
+    fixture.store.task_fire(10, now).await.unwrap();
+    fixture.store.poll(fixture.node, now).await.unwrap();
+    while let Ok(signal) = signals.try_recv() {
+        // PostgreSQL: the listening session has connected.
+        assert_eq!(signal, Signal::Missed);
+    }
+}

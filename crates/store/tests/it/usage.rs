@@ -33,10 +33,10 @@ pub async fn a_settled_reservation_counts_what_was_used(fixture: &Fixture) {
     assert_eq!(store.tokens_used(fixture.at(0)).await.unwrap(), 40);
     assert!(store.tokens_reserve(60, 100, fixture.at(1)).await.unwrap());
     store.tokens_settle(60, 90, fixture.at(1)).await.unwrap();
-    assert_eq!(store.tokens_used(fixture.at(2)).await.unwrap(), 130, "a server may use more than was asked for");
+    assert_eq!(store.tokens_used(fixture.at(2)).await.unwrap(), 130, "a call may use more than was reserved");
     assert!(!store.tokens_reserve(1, 100, fixture.at(3)).await.unwrap());
     store.tokens_settle(500, 0, fixture.at(4)).await.unwrap();
-    assert_eq!(store.tokens_used(fixture.at(4)).await.unwrap(), 0, "never below nothing");
+    assert_eq!(store.tokens_used(fixture.at(4)).await.unwrap(), 0, "never below zero");
     assert!(store.tokens_reserve(u64::MAX, u64::MAX, fixture.at(40 * DAY_MS)).await.unwrap());
     assert_eq!(store.tokens_used(fixture.at(0)).await.unwrap(), 0, "old days are deleted");
 }
@@ -89,6 +89,6 @@ pub async fn reservations_never_exceed_the_budget_of_a_task(fixture: &Fixture) {
     assert_eq!(
         store.task_tokens_reserve(JobId::new(), 1_000).await.unwrap(),
         TaskTokens::Unlimited,
-        "a job of no task"
+        "a job without a task"
     );
 }

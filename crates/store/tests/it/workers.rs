@@ -175,7 +175,7 @@ pub async fn a_job_is_scheduled_while_its_worker_starts(fixture: &Fixture) {
         Filter { states: vec![JobState::Scheduled, JobState::Assigned, JobState::Processing], ..Filter::default() };
     assert_eq!(fixture.list(in_flight).await.len(), 2);
     assert_eq!(fixture.list(Filter::default()).await.len(), 2);
-    assert_eq!(fixture.cancel(id, 4).await, CancelOutcome::Asked { state: JobState::Scheduled });
+    assert_eq!(fixture.cancel(id, 4).await, CancelOutcome::Requested { state: JobState::Scheduled });
 
     fixture.admit(fixture.worker("starting"), 5).await;
     assert_eq!(fixture.state(id).await, JobState::Assigned);

@@ -60,7 +60,7 @@ async fn a_job_is_submitted_with_the_api_key_and_its_trace() {
 }
 
 #[tokio::test]
-async fn a_refusal_and_an_outage_can_be_told_apart() {
+async fn a_refusal_and_an_outage_can_be_distinguished() {
     let body = json!({"error": {"code": "NOT_FOUND", "message": "no such job", "requestId": "r"}}).to_string();
     let client = serve(Router::new().fallback(|| async move { (StatusCode::NOT_FOUND, body) })).await;
     for result in [client.job(new_id()).await.map(drop), client.wait(new_id()).await.map(drop)] {

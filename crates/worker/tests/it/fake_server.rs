@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use faena::{JobId, Worker};
+use faena::{Context, JobId, Worker};
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::{
@@ -24,6 +24,25 @@ pub struct FakeServer {
 /// A new id for a job.
 pub fn new_id() -> JobId {
     Uuid::now_v7().into()
+}
+
+/// Returns a worker whose jobs of the type `work` finish when the test opens the gate.
+fn gated(gate: Arc<Notify>) -> Worker {
+    Worker::new().handle("work", move |job: Context, _: Value| {
+        let gate = gate.clone();
+        async move {
+            gate.notified().await;
+            Ok(json!({ "cancelled": job.is_cancelled() }))
+        }
+    })
+}
+
+/// Starts a server and a gated worker that is connected to it.
+pub async fn start_gated() -> (FakeServer, Arc<Notify>, Running, Peer) {
+    let (server, gate) = (FakeServer::new().await, Arc::new(Notify::new()));
+    let worker = server.start(gated(gate.clone()));
+    let peer = server.accept_new().await;
+    (server, gate, worker, peer)
 }
 
 /// One connection of a worker.
@@ -48,6 +67,12 @@ impl Running {
     /// Waits until the worker has stopped.
     pub async fn wait(self) -> Result<(), faena::Error> {
         timeout(LIMIT, self.task).await.expect("it ends").expect("no panic")
+    }
+
+    /// Waits until the worker has left the server and has stopped.
+    pub async fn leave(self, peer: &mut Peer) {
+        peer.expect("leave").await;
+        self.wait().await.expect("a clean shutdown");
     }
 }
 

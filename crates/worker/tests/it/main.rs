@@ -1,4 +1,4 @@
-//! The SDK against a server that these tests play themselves.
+//! The SDK against a fake server that these tests control.
 
 mod client;
 mod fake_server;

@@ -6,18 +6,7 @@ use faena::{Context, Worker};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::fake_server::{FakeServer, new_id};
-
-/// Finishes when the test opens the gate.
-fn gated(gate: Arc<Notify>) -> Worker {
-    Worker::new().handle("work", move |job: Context, _: Value| {
-        let gate = gate.clone();
-        async move {
-            gate.notified().await;
-            Ok(json!({ "cancelled": job.is_cancelled() }))
-        }
-    })
-}
+use crate::fake_server::{FakeServer, new_id, start_gated};
 
 #[tokio::test]
 async fn a_report_is_sent_again_until_it_is_acknowledged() {
@@ -50,8 +39,7 @@ async fn a_report_is_sent_again_until_it_is_acknowledged() {
     peer.wait_until_read().await;
     worker.stop();
     peer.expect("drain").await;
-    peer.expect("leave").await;
-    worker.wait().await.expect("a clean shutdown");
+    worker.leave(&mut peer).await;
 }
 
 #[tokio::test]
@@ -71,10 +59,7 @@ async fn a_rejected_report_is_not_sent_again() {
 
 #[tokio::test]
 async fn a_job_continues_over_a_lost_connection() {
-    let server = FakeServer::new().await;
-    let gate = Arc::new(Notify::new());
-    let _worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_new().await;
+    let (server, gate, _worker, mut peer) = start_gated().await;
     let id = new_id();
     peer.assign(id, "work").await;
     peer.send(json!({"type": "heartbeat"})).await;
@@ -88,10 +73,7 @@ async fn a_job_continues_over_a_lost_connection() {
 
 #[tokio::test]
 async fn a_job_that_finishes_while_disconnected_is_reported_after_the_reconnect() {
-    let server = FakeServer::new().await;
-    let gate = Arc::new(Notify::new());
-    let _worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_new().await;
+    let (server, gate, _worker, mut peer) = start_gated().await;
     let id = new_id();
     peer.assign(id, "work").await;
     peer.wait_until_read().await;

@@ -41,8 +41,7 @@ async fn a_job_is_run_and_reported_under_its_run_number() {
     peer.wait_until_read().await;
     worker.stop();
     peer.expect("drain").await;
-    peer.expect("leave").await;
-    worker.wait().await.expect("a clean shutdown");
+    worker.leave(&mut peer).await;
 }
 
 #[tokio::test]

@@ -1,29 +1,15 @@
 //! A worker shuts down without losing a job or using one of its attempts.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use faena::{Context, JobError, Worker};
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 
-use crate::fake_server::{FakeServer, new_id};
-
-fn gated(gate: Arc<Notify>) -> Worker {
-    Worker::new().handle("work", move |_, _: Value| {
-        let gate = gate.clone();
-        async move {
-            gate.notified().await;
-            Ok(())
-        }
-    })
-}
+use crate::fake_server::{FakeServer, new_id, start_gated};
 
 #[tokio::test]
 async fn running_jobs_finish_and_new_ones_are_released() {
-    let server = FakeServer::new().await;
-    let gate = Arc::new(Notify::new());
-    let worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_new().await;
+    let (_server, gate, worker, mut peer) = start_gated().await;
     let (running, late) = (new_id(), new_id());
     peer.assign(running, "work").await;
     peer.wait_until_read().await;
@@ -37,8 +23,7 @@ async fn running_jobs_finish_and_new_ones_are_released() {
     let report = peer.expect("complete").await;
     assert_eq!(report["jobId"], json!(running));
     peer.ack(&report).await;
-    peer.expect("leave").await;
-    worker.wait().await.expect("a clean shutdown");
+    worker.leave(&mut peer).await;
 }
 
 #[tokio::test]
@@ -67,16 +52,12 @@ async fn a_job_that_does_not_finish_in_time_is_cancelled_and_released() {
         assert_eq!(report["jobId"], json!(id));
         peer.ack(&report).await;
     }
-    peer.expect("leave").await;
-    worker.wait().await.expect("a clean shutdown");
+    worker.leave(&mut peer).await;
 }
 
 #[tokio::test]
 async fn a_shutdown_reconnects_and_waits_for_outstanding_acknowledgements() {
-    let server = FakeServer::new().await;
-    let gate = Arc::new(Notify::new());
-    let worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_new().await;
+    let (server, gate, worker, mut peer) = start_gated().await;
     peer.assign(new_id(), "work").await;
     peer.wait_until_read().await;
     worker.stop();
@@ -89,31 +70,23 @@ async fn a_shutdown_reconnects_and_waits_for_outstanding_acknowledgements() {
     peer.expect("drain").await;
     let report = peer.expect("complete").await;
     peer.ack(&report).await;
-    peer.expect("leave").await;
-    worker.wait().await.expect("a clean shutdown");
+    worker.leave(&mut peer).await;
 }
 
 #[tokio::test]
 async fn a_worker_that_the_server_drains_finishes_its_jobs_and_ends() {
-    let server = FakeServer::new().await;
-    let gate = Arc::new(Notify::new());
-    let worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_new().await;
+    let (_server, gate, worker, mut peer) = start_gated().await;
     peer.assign(new_id(), "work").await;
     peer.send(json!({"type": "drain"})).await;
     gate.notify_one();
     let report = peer.expect("complete").await;
     peer.ack(&report).await;
-    peer.expect("leave").await;
-    worker.wait().await.expect("a clean shutdown");
+    worker.leave(&mut peer).await;
 }
 
 #[tokio::test]
 async fn a_cancelled_drain_lets_the_worker_continue() {
-    let server = FakeServer::new().await;
-    let gate = Arc::new(Notify::new());
-    let _worker = server.start(gated(gate.clone()));
-    let mut peer = server.accept_new().await;
+    let (_server, gate, _worker, mut peer) = start_gated().await;
     peer.assign(new_id(), "work").await;
     peer.send(json!({"type": "drain"})).await;
     peer.send(json!({"type": "resume"})).await;
@@ -128,8 +101,7 @@ async fn a_cancelled_drain_lets_the_worker_continue() {
 #[tokio::test]
 async fn an_ephemeral_worker_runs_one_job_and_ends_once_it_is_acknowledged() {
     let server = FakeServer::new().await;
-    let worker =
-        server.start(gated(Arc::new(Notify::new())).ephemeral().handle("noop", |_, _: Value| async { Ok(()) }));
+    let worker = server.start(Worker::new().ephemeral().handle("noop", |_, _: Value| async { Ok(()) }));
     let mut peer = server.accept_new().await;
     assert_eq!(peer.registration["concurrency"], 1);
     peer.assign(new_id(), "noop").await;
@@ -137,8 +109,7 @@ async fn an_ephemeral_worker_runs_one_job_and_ends_once_it_is_acknowledged() {
     peer.expect("drain").await;
     let report = peer.expect("complete").await;
     peer.ack(&report).await;
-    peer.expect("leave").await;
-    worker.wait().await.expect("a clean shutdown");
+    worker.leave(&mut peer).await;
 }
 
 #[tokio::test]

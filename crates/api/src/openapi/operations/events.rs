@@ -7,12 +7,16 @@ use faena_domain::{
 use schemars::SchemaGenerator;
 use serde_json::{Value, json};
 
-use crate::openapi::operation::{Content, Operation, Tag};
+use crate::{
+    openapi::operation::{Content, Operation, Tag},
+    payloads::hidden_fields,
+};
 
 /// A CloudEvent in JSON.
-fn cloud_event(_: &mut SchemaGenerator) -> Value {
+pub fn cloud_event(_: &mut SchemaGenerator) -> Value {
     json!({
         "type": "object",
+        "title": "CloudEvent",
         "description": "A CloudEvent 1.0 in JSON, or a `gap`: events that were deleted or never stored.",
         "properties": {
             "specversion": {"const": "1.0"},
@@ -21,7 +25,16 @@ fn cloud_event(_: &mut SchemaGenerator) -> Value {
             "type": {"type": "string"},
             "subject": {"type": "string"},
             "time": {"type": "string", "format": "date-time"},
+            "datacontenttype": {"const": "application/json"},
+            "correlationid": {"type": "string"},
+            "sequence": {"type": "string"},
+            "actor": {"type": "string"},
+            "traceparent": {"type": "string"},
             "data": {"type": "object"},
+            "after": {"type": "integer"},
+            "first": {"type": "integer"},
+            "message": {"type": "string"},
+            "hidden": hidden_fields(),
         },
     })
 }
@@ -31,13 +44,17 @@ pub fn stream() -> Operation {
     let types = json!({"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 255}, "maxItems": 32});
     Operation::new(Tag::Events, "watchEvents", "Follow the events of all nodes")
         .about("Server-sent events: CloudEvents in JSON. The id of an event is its position, to resume after it.")
-        .query("types", types, "Types, or patterns such as `job.*`; commas separate too.")
+        .query(
+            "types",
+            types,
+            "Types, or patterns such as `job.*`: repeat the parameter, or separate the values with commas.",
+        )
         .query("queue", text(255), "Events about this queue.")
         .query("correlationId", text(255), "Events with this correlation id.")
         .query("jobId", uuid(), "Events about this job.")
         .query("taskId", uuid(), "Events about this task.")
         .query("lastEventId", position.clone(), "Resume after this event; 0 for the oldest. Default: from now on.")
-        .header("Last-Event-ID", position, "The same as `lastEventId`, as browsers send it; counts first.")
+        .header("Last-Event-ID", position, "The same as `lastEventId`, as browsers send it; takes precedence.")
         .answer(200, "The stream.", Content::Events(cloud_event))
 }
 

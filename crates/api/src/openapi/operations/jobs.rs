@@ -1,7 +1,7 @@
 //! `/jobs`
 
 use faena_domain::{
-    Explanation, JobView, LogEntry,
+    Explanation, JobGraph, JobView, LogEntry,
     parse::schema::{self, error_reason, job_state, priority, time, uuid, with_default},
 };
 use faena_wire::{Changed, Created, CreatedBatch, JobList, JobLog, Success};
@@ -22,10 +22,9 @@ fn on_job(id: &'static str, summary: &'static str) -> Operation {
 }
 
 pub fn create() -> Operation {
-    let key = json!({"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x21-\\x7e]+$"});
     operation("createJob", "Submit a job")
         .about("A job needs a `type`, or a `name` that is also its type. It is stored before the answer is sent.")
-        .header("Idempotency-Key", key, "The same as `idempotencyKey` in the body.")
+        .idempotency_key()
         .header("traceparent", json!({"type": "string"}), "W3C trace context, passed to the worker and the webhook.")
         .body("NewJob", schema::job, json!({"type": "email.send", "queue": "mail", "payload": {"to": "ada@example.org"}}))
         .created::<Created>("The job is stored.")
@@ -57,7 +56,11 @@ pub fn create_batch() -> Operation {
 pub fn with_filters(operation: Operation) -> Operation {
     let several = |values: Value| json!({"type": "array", "items": values});
     operation
-        .query("priority", several(priority()), "One or several; commas separate too.")
+        .query(
+            "priority",
+            several(priority()),
+            "One or several: repeat the parameter, or separate the values with commas.",
+        )
         .query("type", filter_text(), "Exactly this type.")
         .query("name", filter_text(), "Exactly this name.")
         .query("queue", filter_text(), "Exactly this queue.")
@@ -65,8 +68,9 @@ pub fn with_filters(operation: Operation) -> Operation {
         .query("correlationId", filter_text(), "Exactly this correlation id.")
         .query("scheduleId", filter_text(), "Jobs that this schedule created.")
         .query("workerId", filter_text(), "The worker that has the job, or had it when it finished.")
-        .query("error", search_text(), "A part of the error that the job shows; upper and lower case are the same.")
+        .query("error", search_text(), "A part of the error that the job shows; case-insensitive.")
         .query("reason", error_reason(), "Reason of that error.")
+        .query("payload", search_text(), "A part of the payload as it was submitted, in its first 4000 characters; upper and lower case are the same.")
         .query("createdAfter", time(), "Jobs created later than this.")
         .query("createdBefore", time(), "Jobs created earlier than this.")
         .query("q", search_text(), "A part of a name, type or queue, or an exact id, correlation id or key.")
@@ -81,7 +85,7 @@ pub fn list() -> Operation {
     with_filters(operation("listJobs", "List jobs, newest first").query(
         "status",
         states,
-        "One or several; commas separate too.",
+        "One or several: repeat the parameter, or separate the values with commas.",
     ))
     .list::<JobList>("A page of jobs, without their execution logs.")
     .link("getJob", "id", "/jobs/0/id")
@@ -93,7 +97,7 @@ pub fn show() -> Operation {
 
 pub fn patch() -> Operation {
     on_job("patchJob", "Change a job that has not started")
-        .about("An absent field stays as it is.")
+        .about("An absent field is not changed.")
         .body("JobPatch", schema::job_patch, json!({"priority": "HIGH"}))
         .ok::<JobView>("The changed job.")
         .conflict("The job has started or finished.")
@@ -107,6 +111,14 @@ pub fn delete() -> Operation {
 
 pub fn why() -> Operation {
     on_job("explainJob", "Explain why a job is in its state").ok::<Explanation>("The reasons, most important first.")
+}
+
+pub fn dependencies() -> Operation {
+    let limit = json!({"type": "integer", "minimum": 1, "maximum": 200, "default": 60});
+    on_job("getJobDependencies", "Show the jobs that a job depends on, and those that depend on it")
+        .about("And theirs, near ones first, up to a limit. What is left out is counted, up to 10000 dependents of the job itself and 1000 of each other one.")
+        .query("limit", limit, "Jobs of the answer, with the job itself.")
+        .ok::<JobGraph>("The job and the jobs around it.")
 }
 
 pub fn cancel() -> Operation {
@@ -135,6 +147,6 @@ pub fn log() -> Operation {
 
 pub fn events() -> Operation {
     on_job("watchJob", "Follow a job")
-        .about("Server-sent events until the job finishes: first the whole job, then its id, its status and the fields that changed. `executionLog`, `steps` and `attempts` of a change have the new entries only; a field without a value any more is `null`. The name of an event is its type, such as `job.completed`.")
+        .about("Server-sent events until the job finishes: first the whole job, then its id, its status and the fields that changed. `executionLog`, `steps` and `attempts` of a change have the new entries only; a field that no longer has a value is `null`. The name of an event is its type, such as `job.completed`.")
         .answer(200, "The stream.", Content::Events(schema_of::<JobView>))
 }

@@ -34,12 +34,12 @@ pub fn schedules() -> Operation {
 }
 
 pub fn history() -> Operation {
-    operation("getMetricsHistory", "Show what happened to jobs per hour or day")
-        .about("The history outlives the jobs. At most 1000 hours or days, 60 with `byQueue`.")
-        .query("period", with_default(one_of(["hour", "day"]), "hour"), "Length of an entry.")
-        .query("from", time(), "Start of the first entry. 30 entries if it is absent.")
+    operation("getMetricsHistory", "Show what happened to jobs per minute, hour or day")
+        .about("The history outlives the jobs. At most 1000 entries, 60 periods with `byQueue`. Minutes are kept for two hours and have no measured times.")
+        .query("period", with_default(one_of(["minute", "hour", "day"]), "hour"), "Length of an entry.")
+        .query("from", time(), "Start of the first entry. 30 entries if it is absent, 60 of minutes.")
         .query("until", time(), "End of the last entry. Now if it is absent.")
         .query("queue", filter_text(), "Only this queue.")
         .query("byQueue", with_default(boolean(), false), "One entry per queue, only where something happened.")
-        .ok::<MetricsHistory>("The hours or days, the oldest first.")
+        .ok::<MetricsHistory>("The periods, the oldest first.")
 }

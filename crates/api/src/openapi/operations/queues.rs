@@ -23,7 +23,7 @@ pub fn show() -> Operation {
 
 pub fn patch() -> Operation {
     on_queue("patchQueue", "Change the settings of a queue")
-        .about("An absent field stays as it is; `null` removes a limit.")
+        .about("An absent field is not changed; `null` removes a limit.")
         .body("QueuePatch", requests::queue_patch, json!({"concurrency": 10, "rate": "100/1m"}))
         .ok::<QueueView>("The changed queue.")
 }
@@ -45,7 +45,7 @@ pub fn limits() -> Operation {
 
 pub fn set_limit() -> Operation {
     Operation::new(Tag::Limits, "setLimit", "Set a limit")
-        .about("An absent field stays as it is; `null` removes it.")
+        .about("An absent field is not changed; `null` removes it.")
         .body("LimitPatch", requests::limit_patch, json!({"scope": "type", "name": "email.send", "concurrency": 5}))
         .listed::<LimitList>("All limits.")
 }

@@ -64,14 +64,16 @@ pub fn show() -> Operation {
 
 pub fn patch() -> Operation {
     on_schedule("patchSchedule", "Change a schedule")
-        .about("An absent field stays as it is; `null` restores the default.")
+        .about("An absent field is not changed; `null` restores the default.")
         .body("SchedulePatch", requests::schedule_patch, json!({"cronExpression": "0 10 * * 1-5"}))
         .ok::<ScheduleView>("The changed schedule.")
         .conflict("Another schedule has this name.")
 }
 
 pub fn delete() -> Operation {
-    on_schedule("deleteSchedule", "Delete a schedule").about("Its jobs stay.").ok::<Success>("The schedule is deleted.")
+    on_schedule("deleteSchedule", "Delete a schedule")
+        .about("Its jobs are kept.")
+        .ok::<Success>("The schedule is deleted.")
 }
 
 pub fn trigger() -> Operation {

@@ -1,6 +1,6 @@
 //! Health, metrics and this documentation.
 
-use faena_wire::{Alive, Ready};
+use faena_wire::{Alive, DoctorReport, NodeList, Ready};
 use schemars::SchemaGenerator;
 use serde_json::{Value, json};
 
@@ -27,6 +27,27 @@ fn readiness(id: &'static str) -> Operation {
         .about("`/health` and `/health/ready` are the same.")
         .ok::<Ready>("It can. `degraded` means that something needs attention.")
         .json::<Ready>(503, "The database does not respond, or a loop is late or has stopped.")
+}
+
+pub fn nodes() -> Operation {
+    operation("listNodes", "List the server processes that are alive")
+        .about("The health of their loops is in `/health/ready` of each node.")
+        .ok::<NodeList>("The nodes, the oldest first.")
+}
+
+pub fn doctor() -> Operation {
+    operation("getDoctorReport", "Show what the last check has found")
+        .about("The checks of `faena doctor`, as this node last made them.")
+        .ok::<DoctorReport>("The report. `checkedAt` is `null` if nothing was checked yet.")
+}
+
+pub fn start_doctor() -> Operation {
+    operation("startDoctor", "Check the database and the configuration")
+        .about(
+            "Starts the checks of `faena doctor` in the background, unless they are running or ended less than a minute ago. They \
+             read the whole database and change nothing.",
+        )
+        .ok::<DoctorReport>("The report of the previous check.")
 }
 
 pub fn metrics() -> Operation {

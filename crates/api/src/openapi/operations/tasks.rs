@@ -18,7 +18,7 @@ use crate::{
 
 pub fn register() -> Operation {
     Operation::new(Tag::Machines, "registerMachine", "Register a version of a machine")
-        .about("A registered version never changes. The same definition again answers 200.")
+        .about("A registered version never changes. Registering the same definition again returns 200.")
         .body(
             "MachineRequest",
             requests::machine,
@@ -88,10 +88,14 @@ pub fn bulk() -> Operation {
 
 pub fn create() -> Operation {
     Operation::new(Tag::Tasks, "createTask", "Create a task")
+        .idempotency_key()
         .body("TaskRequest", requests::task, json!({"machine": "order", "data": {"amount": 5}, "title": "Order 7"}))
         .created::<TaskView>("The task.")
         .link("getTask", "id", "/id")
+        .ok::<TaskView>("A task with this idempotency key exists and was created with the same body.")
+        .with_header("Location")
         .error(404, "There is no such machine.")
+        .conflict("The idempotency key was used with another body. `details` has the id of that task.")
 }
 
 pub fn list() -> Operation {
@@ -163,7 +167,7 @@ pub fn reject() -> Operation {
 
 fn decision(id: &'static str, summary: &'static str) -> Operation {
     on_task(id, summary)
-        .about("With `hash`, a subject that has changed since is refused.")
+        .about("With `hash`, a decision about a subject that has changed since is refused.")
         .optional_body("TaskDecision", requests::task_decision, json!({"comment": "go ahead"}))
         .ok::<TaskAnswer>("What the decision did.")
         .conflict("No approval is open, it is about another subject, or the caller may not decide.")
@@ -178,7 +182,7 @@ pub fn cancel() -> Operation {
 
 pub fn pause() -> Operation {
     on_task("pauseTask", "Pause a task")
-        .about("Events wait, and the time of the pause counts for no deadline.")
+        .about("Events wait, and the pause does not count towards any deadline.")
         .ok::<TaskAnswer>("The task is paused.")
         .conflict("The task is paused already, or has ended.")
 }

@@ -30,7 +30,7 @@ fn by_worker(id: &'static str, summary: &'static str) -> Operation {
 pub fn list() -> Operation {
     let states = json!({"type": "array", "items": one_of(WorkerState::ALL.map(WorkerState::as_str))});
     Operation::new(Tag::Workers, "listWorkers", "List workers, live ones first")
-        .query("state", states, "One or several; commas separate too.")
+        .query("state", states, "One or several: repeat the parameter, or separate the values with commas.")
         .short_list::<WorkerList>("A page of workers.")
 }
 

@@ -25,7 +25,7 @@ use serde_json::json;
 use support::{Broker, Proxy};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::fixture::{Fixture, job};
+use crate::fixture::{Fixture, job, unique};
 use destination::Destination;
 
 /// A job has five events: created, queued, assigned, started, completed.
@@ -279,20 +279,20 @@ async fn faults_lose_nothing(
 }
 
 /// A server that can be killed with everything it has started.
-struct Mortal {
+struct KillableServer {
     engine: Arc<Engine>,
     runtime: Option<tokio::runtime::Runtime>,
 }
 
-impl Mortal {
-    async fn start(url: &str, config: EngineConfig) -> Mortal {
+impl KillableServer {
+    async fn start(url: &str, config: EngineConfig) -> KillableServer {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let url = url.to_owned();
         let starting = runtime.spawn(async move {
             let store = crate::fixture::open(&url).await;
             Engine::start(store, config).await.unwrap()
         });
-        Mortal { engine: starting.await.unwrap(), runtime: Some(runtime) }
+        KillableServer { engine: starting.await.unwrap(), runtime: Some(runtime) }
     }
 
     fn kill(&mut self) {
@@ -302,7 +302,7 @@ impl Mortal {
     }
 }
 
-impl Drop for Mortal {
+impl Drop for KillableServer {
     fn drop(&mut self) {
         self.kill();
     }
@@ -370,8 +370,4 @@ async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
         assert!(!format!("{reason} {engine:?}", engine = engine.config).contains(secret), "{reason}");
         assert!(!log.text().contains(secret), "{}", log.text());
     }
-}
-
-fn unique(name: &str) -> String {
-    format!("{name}-{}", uuid::Uuid::now_v7().simple())
 }

@@ -6,7 +6,7 @@ use faena_engine::{EngineConfig, OutboxConfig};
 use faena_store::{PARTITIONS, Store};
 
 use super::{
-    EVENTS_PER_JOB, Mortal, all_sent, assert_all_arrived, config,
+    EVENTS_PER_JOB, KillableServer, all_sent, assert_all_arrived, config,
     destination::{Destination, Queue},
     eventually_long, happened, rabbitmq, sink, submit_many,
     support::required_variable,
@@ -35,9 +35,9 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
     let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
     let (store, database) = open_postgres().await;
     let url = postgres_url(&database);
-    let mut mortals = Vec::new();
+    let mut servers = Vec::new();
     for _ in 0..3 {
-        mortals.push(Mortal::start(&url, short_lived(&exchange)).await);
+        servers.push(KillableServer::start(&url, short_lived(&exchange)).await);
     }
     eventually_long("each has its share", async || {
         let parts = partitions_per_node(&*store).await;
@@ -50,7 +50,7 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
     eventually_long("events flow", async || (sent().await > 2_000).then_some(())).await;
     // One server is killed during its work; another loses all its sessions.
     let victim = uuid::Uuid::new_v4().as_u128() as usize % 3;
-    mortals[victim].kill();
+    servers[victim].kill();
     let TestDatabase::Postgres(name) = &database else { unreachable!() };
     run_sql(&format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
@@ -80,7 +80,7 @@ async fn a_stopping_relay_releases_its_partitions_immediately() {
     // The lease is an hour: a relay that does not release its partitions keeps them for the whole test.
     let mut long = short_lived(&exchange);
     long.outbox.lease = Duration::from_secs(3_600);
-    let (one, other) = (Mortal::start(&url, long.clone()).await, Mortal::start(&url, long).await);
+    let (one, other) = (KillableServer::start(&url, long.clone()).await, KillableServer::start(&url, long).await);
     eventually_long("both have parts", async || (partitions_per_node(&*store).await.len() == 2).then_some(())).await;
     let engine = one.engine.clone();
     let runtime = one.runtime.as_ref().unwrap().handle().clone();

@@ -1,6 +1,6 @@
 //! Events posted to a URL.
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::{
@@ -14,7 +14,7 @@ use faena_engine::{Engine, EngineConfig, Target, outbox::WebhookSinkOptions};
 use parking_lot::Mutex;
 
 use super::{Arrived, all_sent, config, destination::Destination, events_of_a_job_arrive, sink, submit_many, view};
-use crate::fixture::{Fixture, open_sqlite};
+use crate::fixture::{Fixture, open_sqlite, serve};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -26,13 +26,10 @@ struct Receiver {
 }
 
 impl Receiver {
-    async fn start() -> (Receiver, SocketAddr) {
+    async fn start() -> (Receiver, String) {
         let receiver = Receiver::default();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let router = Router::new().fallback(answer).with_state(receiver.clone());
-        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        (receiver, address)
+        let url = serve(Router::new().fallback(answer).with_state(receiver.clone())).await;
+        (receiver, url)
     }
 
     fn answer_with(&self, statuses: &[u16]) {
@@ -56,9 +53,9 @@ impl Destination for Receiver {
     }
 }
 
-fn config_with_webhook(address: SocketAddr) -> EngineConfig {
+fn config_with_webhook(url: &str) -> EngineConfig {
     let options = WebhookSinkOptions {
-        url: format!("http://{address}/events?token=hushhush").parse().unwrap(),
+        url: format!("{url}/events?token=hushhush").parse().unwrap(),
         secret: Some(SECRET.parse().unwrap()),
         timeout: Duration::from_secs(4),
     };
@@ -70,8 +67,8 @@ fn config_with_webhook(address: SocketAddr) -> EngineConfig {
 
 #[tokio::test]
 async fn events_of_a_job_arrive_as_cloud_events_in_order_and_signed() {
-    let (receiver, address) = Receiver::start().await;
-    let fixture = Fixture::over(open_sqlite().await, config_with_webhook(address)).await;
+    let (receiver, url) = Receiver::start().await;
+    let fixture = Fixture::over(open_sqlite().await, config_with_webhook(&url)).await;
     events_of_a_job_arrive(&fixture, &receiver).await;
     let verifier = standardwebhooks::Webhook::new(SECRET).unwrap();
     for (headers, body) in receiver.calls.lock().iter() {
@@ -83,10 +80,10 @@ async fn events_of_a_job_arrive_as_cloud_events_in_order_and_signed() {
 
 #[tokio::test]
 async fn a_failing_receiver_uses_no_attempt_and_a_rejected_message_uses_one() {
-    let (receiver, address) = Receiver::start().await;
+    let (receiver, url) = Receiver::start().await;
     let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
-    let engine = Engine::without_loops(store.clone(), config_with_webhook(address), now).await.unwrap();
+    let engine = Engine::without_loops(store.clone(), config_with_webhook(&url), now).await.unwrap();
     engine.events.outbox.subscribe(&*store, now).await.unwrap();
     submit_many(&*store, 1).await;
     for (round, status) in [500, 429, 408, 503, 302].into_iter().enumerate() {
@@ -96,7 +93,7 @@ async fn a_failing_receiver_uses_no_attempt_and_a_rejected_message_uses_one() {
         assert!(sink.down_since.is_some() && sink.pending == 2 && sink.dead == 0, "{status}: {sink:?}");
     }
     let reason = view(&*store, "bus").await.down_reason.unwrap();
-    assert!(reason.starts_with(&format!("http://{address}/events: HTTP 500")), "{reason}");
+    assert!(reason.starts_with(&format!("{url}/events: HTTP 500")), "{reason}");
     assert!(!reason.contains("hushhush"), "{reason}");
 
     receiver.answer_with(&[422]);
@@ -112,10 +109,10 @@ async fn a_failing_receiver_uses_no_attempt_and_a_rejected_message_uses_one() {
 
 #[tokio::test]
 async fn a_private_address_that_is_not_allowed_is_never_called() {
-    let (receiver, address) = Receiver::start().await;
+    let (receiver, url) = Receiver::start().await;
     let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
-    let forbidden = EngineConfig { allowed_networks: Vec::new(), ..config_with_webhook(address) };
+    let forbidden = EngineConfig { allowed_networks: Vec::new(), ..config_with_webhook(&url) };
     let engine = Engine::without_loops(store.clone(), forbidden, now).await.unwrap();
     engine.events.outbox.subscribe(&*store, now).await.unwrap();
     submit_many(&*store, 1).await;
@@ -127,12 +124,12 @@ async fn a_private_address_that_is_not_allowed_is_never_called() {
 
 #[tokio::test]
 async fn a_thousand_events_reach_an_unreliable_receiver_in_order() {
-    let (receiver, address) = Receiver::start().await;
+    let (receiver, url) = Receiver::start().await;
     for round in 0..30 {
         receiver.answer_with(&vec![200; round]);
         receiver.answer_with(&[503]);
     }
-    let fixture = Fixture::over(open_sqlite().await, config_with_webhook(address)).await;
+    let fixture = Fixture::over(open_sqlite().await, config_with_webhook(&url)).await;
     submit_many(&*fixture.store, 200).await;
     super::wait_for_completed(&*fixture.store, 200).await;
     all_sent(&*fixture.store, "bus").await;

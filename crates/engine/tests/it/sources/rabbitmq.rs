@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::application::{Application, LOCK, LOCK_IS_HELD, OutboxRow, Worker, connect};
 use crate::{
-    fixture::{Fixture, TestDatabase, eventually, open_sqlite},
+    fixture::{Fixture, TestDatabase, eventually, open_sqlite, unique},
     outbox::{
         destination::{Destination, Queue},
         support::{Broker, Proxy, required_variable},
@@ -19,10 +19,6 @@ use crate::{
 
 fn shared_broker_url() -> String {
     required_variable("FAENA_TEST_RABBITMQ")
-}
-
-fn unique(name: &str) -> String {
-    format!("{name}-{}", uuid::Uuid::now_v7().simple())
 }
 
 fn target(url: &str, exchange: &str) -> Target {

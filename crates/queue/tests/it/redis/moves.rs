@@ -104,6 +104,21 @@ async fn the_life_of_a_job_passes_through_the_sets() {
 }
 
 #[tokio::test]
+async fn a_job_that_the_database_chose_leaves_the_ready_sets_with_its_run() {
+    let (queue, _) = begun().await;
+    let [taken, chosen] = [job(1, 10), job(1, 20)];
+    put(&queue, &[taken, chosen]).await;
+    queue.take(&[request(1, &[(1, 0, 0)])], 10).await.unwrap();
+    let granted = [(taken.id, true), (chosen.id, false)].map(|(id, was_taken)| {
+        Move::Grant(GrantedJob { id, lane: 1, owner: Uuid::nil(), run: 7, was_taken, lease_until_ms: 50 })
+    });
+    queue.apply(&granted, Placement::Now).await.unwrap();
+    assert_eq!(counts(&queue).await, (0, 0, 2, 0));
+    assert_eq!(queue.expired(50, 10).await.unwrap().len(), 2);
+    assert!(queue.expired(49, 10).await.unwrap().is_empty(), "both count until the end of their leases");
+}
+
+#[tokio::test]
 async fn filling_leaves_jobs_in_flight_alone() {
     let (queue, _) = begun().await;
     let (running, lost) = (job(1, 10), job(1, 20));

@@ -1,14 +1,14 @@
 //! Checks the event types that a sink names.
 //!
 //! Faena's own types are known, so a wrong one is an error. The events of machines have names that their authors choose, and a
-//! machine may be registered later, so every name that cannot be meant as one of Faena's is accepted.
+//! machine may be registered later, so every name that does not resemble one of Faena's types is accepted.
 
 use faena_domain::{EVENT_TYPES, TASK_EVENT_TYPES};
 
 use super::super::names::matches;
 
 /// The first words of Faena's own types.
-const FAMILIES: [&str; 4] = ["job", "worker", "schedule", "task"];
+const PREFIXES: [&str; 4] = ["job", "worker", "schedule", "task"];
 
 /// Checks a type or a pattern in which `*` stands for any text.
 ///
@@ -19,18 +19,18 @@ pub fn check(pattern: &str) -> Result<(), String> {
         return Ok(());
     }
     let first = pattern.split(['.', '*']).next().unwrap_or_default();
-    if FAMILIES.contains(&first) {
-        let of_family = own_types().filter(|known| known.split('.').next() == Some(first));
-        let types: Vec<&str> = of_family.collect();
+    if PREFIXES.contains(&first) {
+        let with_prefix = own_types().filter(|known| known.split('.').next() == Some(first));
+        let types: Vec<&str> = with_prefix.collect();
         return Err(format!("{pattern:?} matches no event; the types are {}", types.join(", ")));
     }
-    if let Some(family) = FAMILIES.iter().find(|family| is_misspelt(first, family)) {
+    if let Some(prefix) = PREFIXES.iter().find(|prefix| is_misspelt(first, prefix)) {
         let rest = &pattern[first.len()..];
         let rest = if rest.is_empty() { ".*" } else { rest };
-        return Err(format!("{pattern:?} matches no event; use {family}{rest}"));
+        return Err(format!("{pattern:?} matches no event; use {prefix}{rest}"));
     }
-    if let Some(meant) = own_types().find(|known| known.ends_with(&format!(".{pattern}"))) {
-        return Err(format!("{pattern:?} matches no event; use {meant}"));
+    if let Some(expected) = own_types().find(|known| known.ends_with(&format!(".{pattern}"))) {
+        return Err(format!("{pattern:?} matches no event; use {expected}"));
     }
     let is_valid = |character: char| character.is_alphanumeric() || matches!(character, '_' | '-' | '.' | '*');
     if !pattern.chars().all(is_valid) {
@@ -43,19 +43,19 @@ fn own_types() -> impl Iterator<Item = &'static str> {
     EVENT_TYPES.into_iter().chain(TASK_EVENT_TYPES)
 }
 
-/// Returns whether a word differs from `meant` by its case, by one letter more, less or other, or by two letters in the wrong
+/// Returns whether a word differs from `expected` by its case, by one letter more, less or other, or by two letters in the wrong
 /// order.
-fn is_misspelt(word: &str, meant: &str) -> bool {
+fn is_misspelt(word: &str, expected: &str) -> bool {
     let lower: Vec<char> = word.to_lowercase().chars().collect();
-    let meant: Vec<char> = meant.chars().collect();
-    let same_start = lower.iter().zip(&meant).take_while(|(a, b)| a == b).count();
-    let (rest, rest_meant) = (&lower[same_start..], &meant[same_start..]);
-    match (rest, rest_meant) {
+    let expected: Vec<char> = expected.chars().collect();
+    let same_start = lower.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+    let (rest, rest_expected) = (&lower[same_start..], &expected[same_start..]);
+    match (rest, rest_expected) {
         ([], []) => true,
         ([_, rest @ ..], []) => rest.is_empty(),
         ([], [_, rest @ ..]) => rest.is_empty(),
-        ([a, b, rest @ ..], [c, d, rest_meant @ ..]) if (a, b) == (d, c) => rest == rest_meant,
-        ([_, a @ ..], [_, b @ ..]) => a == b || a == rest_meant || rest == b,
+        ([a, b, rest @ ..], [c, d, rest_expected @ ..]) if (a, b) == (d, c) => rest == rest_expected,
+        ([_, a @ ..], [_, b @ ..]) => a == b || a == rest_expected || rest == b,
     }
 }
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_is_meant_as_one_of_faena_and_is_none_is_refused() {
+    fn a_misspelt_or_unknown_type_of_faena_is_refused() {
         for (pattern, message) in [
             ("jobs.*", "\"jobs.*\" matches no event; use job.*"),
             ("jop.completed", "use job.completed"),

@@ -5,7 +5,7 @@ mod rabbitmq {
     use uuid::Uuid;
 
     use crate::{
-        adapters::{Workshop, agent, text},
+        adapters::{Workshop, text},
         faena::eventually,
     };
 
@@ -46,9 +46,6 @@ deliver = "task-events"
         );
         let mut workshop = Workshop::start_with(&config).await;
         workshop.broker = Some(url.clone());
-        workshop.script("plan.sh", agent::PLAN);
-        workshop.script("code.sh", agent::CODE);
-        workshop.script("test.sh", agent::TEST);
         let queues = [format!("{exchange}.smith"), format!("{exchange}.sandbox")];
         let transport = |queue| ["--transport", "rabbitmq", "--exchange", &exchange, "--queue", queue];
         workshop.start_smith("plan.sh", "code.sh", &transport(&queues[0]));
@@ -106,9 +103,7 @@ deliver = "task-events"
         workshop.broker = Some(url);
         // Over a broker the adapters need no server.
         workshop.url = "http://127.0.0.1:9".into();
-        workshop.script("plan.sh", agent::PLAN);
         workshop.script("code.sh", &format!("{}{SLOW_CODE}", agent::CODE));
-        workshop.script("test.sh", agent::TEST);
         let transport = ["--transport", "nats", "--stream", "TASKS", "--subject-prefix", "tasks"];
         workshop.start_smith("plan.sh", "code.sh", &transport);
         workshop.start_sandbox("test.sh", &transport);

@@ -11,7 +11,6 @@ use crate::{
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_smith_continues_and_leaves_no_command_behind() {
     let mut workshop = Workshop::start().await;
-    workshop.script("plan.sh", agent::PLAN);
     // The first run leaves half a change and never ends; the second one writes the change.
     workshop.script(
         "code.sh",
@@ -37,7 +36,6 @@ async fn a_killed_smith_continues_and_leaves_no_command_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_sandbox_tests_again() {
     let mut workshop = Workshop::start().await;
-    workshop.script("plan.sh", agent::PLAN);
     workshop.script("code.sh", "echo hello >greeting\n");
     let marks = workshop.path("marks").display().to_string();
     let test = format!("echo $$ >>{marks}\n[ $(wc -l <{marks}) -gt 1 ] || exec sleep 600\n{}", agent::TEST);
@@ -62,9 +60,6 @@ async fn tasks_survive_kills_of_the_server_and_of_both_adapters() {
     // The adapters find a restarted server under the same address.
     let proxy = Proxy::start(&workshop.faena.url).await;
     workshop.url.clone_from(&proxy.url);
-    workshop.script("plan.sh", agent::PLAN);
-    workshop.script("code.sh", agent::CODE);
-    workshop.script("test.sh", agent::TEST);
     let options = ["--concurrency", "3", "--reconcile", "2s"];
     workshop.start_smith("plan.sh", "code.sh", &options);
     workshop.start_sandbox("test.sh", &options);

@@ -10,7 +10,7 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message, client::IntoClientRequest},
 };
 
-use super::{Adapter, Workshop, agent, text};
+use super::{Adapter, Workshop, text};
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
@@ -59,11 +59,8 @@ async fn next(socket: &mut Socket, what: &str, fits: impl Fn(&Value) -> bool) ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_creates_a_task_decides_about_its_plan_and_hears_its_end() {
+async fn a_page_creates_a_task_decides_about_its_plan_and_is_notified_of_its_end() {
     let mut workshop = Workshop::start().await;
-    workshop.script("plan.sh", agent::PLAN);
-    workshop.script("code.sh", agent::CODE);
-    workshop.script("test.sh", agent::TEST);
     workshop.start_smith("plan.sh", "code.sh", &[]);
     workshop.start_sandbox("test.sh", &[]);
     let (mut gateway, url) = start(&workshop, &[], &[]).await;
@@ -109,12 +106,10 @@ async fn wait_for_end(socket: &mut Socket) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_continues_with_its_task_after_each_kill_of_the_gateway() {
     let mut workshop = Workshop::start().await;
-    workshop.script("plan.sh", agent::PLAN);
     workshop.script(
         "code.sh",
         "echo run >>\"$HOME/codes\"\nuntil [ -e \"$HOME/go\" ]; do sleep 0.1; done\necho hello >greeting\n",
     );
-    workshop.script("test.sh", agent::TEST);
     workshop.start_smith("plan.sh", "code.sh", &[]);
     workshop.start_sandbox("test.sh", &[]);
     let (mut gateway, url) = start(&workshop, &[], &[]).await;
@@ -135,7 +130,7 @@ async fn a_page_continues_with_its_task_after_each_kill_of_the_gateway() {
     let waiting = next(&mut socket, "the plan", is_answer).await;
     assert_eq!(waiting["payload"]["planId"], *plan, "{waiting}");
 
-    // Killed while a decision is on its way: the page cannot know whether it was counted, looks, and decides again if not.
+    // Killed while a decision is being sent: the page cannot know whether it was counted, reads the task, and decides again if not.
     let decide = json!({"tipo": "APROBAR_PLAN", "payload": {"taskId": id, "planId": plan, "aprobado": true}});
     send(&mut socket, decide.clone()).await;
     gateway.kill();
@@ -171,7 +166,35 @@ async fn a_page_continues_with_its_task_after_each_kill_of_the_gateway() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_messages_get_an_error_and_the_connection_lives_on() {
+async fn a_message_that_is_sent_again_creates_no_second_task() {
+    let workshop = Workshop::start().await;
+    let (mut gateway, url) = start(&workshop, &[], &[]).await;
+    let create = |prompt: &str| {
+        let data = json!({"prompt": prompt, "repositorioOrigen": workshop.repository()});
+        json!({"tipo": "CREAR_TAREA", "id": "6f1c", "ref": prompt, "payload": data})
+    };
+    let (mut socket, _) = connect_async(&url).await.unwrap();
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        send(&mut socket, create("greet")).await;
+        tasks.push(text(&next(&mut socket, "the answer", |message| message["ref"] == "greet").await, "taskId"));
+    }
+    send(&mut socket, create("part")).await;
+    let refused = next(&mut socket, "an error", |message| message["ref"] == "part").await;
+    assert!(text(&refused["payload"], "mensaje").contains("used with another body"), "{refused}");
+    gateway.kill();
+    wait_for_end(&mut socket).await;
+    let (_gateway, url) = start(&workshop, &[], &[]).await;
+    let (mut socket, _) = connect_async(&url).await.unwrap();
+    send(&mut socket, create("greet")).await;
+    tasks.push(text(&next(&mut socket, "the answer", |message| message["ref"] == "greet").await, "taskId"));
+    assert!(tasks.iter().all(|task| *task == tasks[0]), "{tasks:?}");
+    let (_, list) = workshop.faena.get("/api/v1/tasks").await;
+    assert_eq!(list["total"], 1, "{list}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_messages_get_an_error_and_the_connection_stays_open() {
     let workshop = Workshop::start().await;
     let (_gateway, url) = start(&workshop, &[], &[]).await;
     let (mut socket, _) = connect_async(&url).await.unwrap();

@@ -5,17 +5,9 @@ use serde_json::json;
 use super::{Workshop, agent, text, wait_until_gone};
 use crate::faena::eventually;
 
-async fn workshop() -> Workshop {
-    let workshop = Workshop::start().await;
-    workshop.script("plan.sh", agent::PLAN);
-    workshop.script("code.sh", agent::CODE);
-    workshop.script("test.sh", agent::TEST);
-    workshop
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn smith_and_sandbox_need_only_a_key_of_the_scope_worker() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     workshop.require_keys("worker").await;
     workshop.start_smith("plan.sh", "code.sh", &[]);
     workshop.start_sandbox("test.sh", &[]);
@@ -27,7 +19,7 @@ async fn smith_and_sandbox_need_only_a_key_of_the_scope_worker() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_goes_from_the_plan_over_a_rejection_and_a_failed_test_to_the_end() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     // The home of the sandbox is its own, so the script cannot count there.
     workshop.start_smith("plan.sh", "code.sh", &[]);
     workshop.start_sandbox("test.sh", &[]);
@@ -78,7 +70,7 @@ async fn a_task_goes_from_the_plan_over_a_rejection_and_a_failed_test_to_the_end
 /// The checkout around the workdir has the same commits, so git could take it for the worktree of the task.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_workdir_inside_a_checkout_of_the_same_repository_leaves_the_checkout_alone() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     std::fs::write(workshop.path("seed/README"), "changed and not committed\n").unwrap();
     std::fs::write(workshop.path("seed/notes"), "not even added\n").unwrap();
     let before = workshop.git(&["-C", "seed", "symbolic-ref", "HEAD"]);
@@ -93,7 +85,7 @@ async fn a_workdir_inside_a_checkout_of_the_same_repository_leaves_the_checkout_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn corrections_that_do_not_help_end_in_a_logical_failure() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     // Another failure each time, in words: the same one twice would end the loop early.
     workshop.script("code.sh", "cat >>greeting\necho x >>\"$HOME/codes\"\n");
     workshop.script("test.sh", "wc -l <greeting | tr '0-9' 'a-j'\nexit 1\n");
@@ -107,7 +99,7 @@ async fn corrections_that_do_not_help_end_in_a_logical_failure() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heartbeats_keep_a_long_run_alive_and_questions_are_answered() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     let short = [("silence: 5m", "silence: 20s"), ("every: 2m", "every: 5s")];
     workshop.register_variant("short-silence", &short).await;
     // Longer than two silences. It says nothing, so that only heartbeats keep it alive.
@@ -121,7 +113,7 @@ async fn heartbeats_keep_a_long_run_alive_and_questions_are_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_agent_and_one_without_progress_end_in_a_failure_of_infrastructure() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     let no_progress = [("no_progress: 45m", "no_progress: 4s")];
     workshop.register_variant("stuck", &no_progress).await;
     workshop.register_variant("total", &[("total: 6h", "total: 4s"), ("no_progress: 45m, ", "")]).await;
@@ -149,7 +141,7 @@ async fn a_silent_agent_and_one_without_progress_end_in_a_failure_of_infrastruct
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelling_a_task_kills_its_command_with_its_children() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     workshop.script("code.sh", "sleep 600 & echo $! >>\"$HOME/codes\"\necho $$ >>\"$HOME/codes\"\nwait\n");
     workshop.start_smith("plan.sh", "code.sh", &[]);
     let id = workshop.create("coding-task", false).await;
@@ -167,7 +159,7 @@ async fn cancelling_a_task_kills_its_command_with_its_children() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repository_that_is_not_allowed_is_refused_before_anything_runs() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     workshop.git(&["init", "--quiet", "--bare", "secret.git"]);
     workshop.start_smith("plan.sh", "code.sh", &[]);
     let secret = workshop.path("secret.git").display().to_string();
@@ -182,7 +174,7 @@ async fn a_repository_that_is_not_allowed_is_refused_before_anything_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_fails_is_tried_again_and_then_fails_the_task_with_the_reason() {
-    let mut workshop = workshop().await;
+    let mut workshop = Workshop::start().await;
     workshop.script("plan.sh", "echo x >>\"$HOME/plans\"\necho 'no credit left' >&2\nexit 3\n");
     workshop.start_smith("plan.sh", "code.sh", &["--attempts", "3"]);
     let id = workshop.create("coding-task", false).await;

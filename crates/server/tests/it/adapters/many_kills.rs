@@ -129,8 +129,8 @@ async fn start_gateway(workshop: &Workshop) -> (Adapter, String) {
     gateway::start_at(workshop, &workshop.url, &[], &["--progress", "30s"]).await
 }
 
-/// A page that follows tasks and connects again whenever the gateway is gone. Returns how often it heard of each task's end.
-async fn follow(url: Arc<RwLock<String>>, ids: Vec<String>, heard: Arc<Mutex<BTreeMap<String, usize>>>) {
+/// A page that follows tasks and connects again whenever the gateway has stopped. Returns how often each task's end was reported.
+async fn follow(url: Arc<RwLock<String>>, ids: Vec<String>, reported: Arc<Mutex<BTreeMap<String, usize>>>) {
     let mut open: BTreeSet<String> = ids.into_iter().collect();
     while !open.is_empty() {
         let url = url.read().unwrap().clone();
@@ -151,7 +151,7 @@ async fn follow(url: Arc<RwLock<String>>, ids: Vec<String>, heard: Arc<Mutex<BTr
                 if message["tipo"] == "TAREA_FINALIZADA" {
                     assert_eq!(message["payload"]["exito"], true, "{message}");
                     let id = text(&message, "taskId");
-                    *heard.lock().unwrap().entry(id.clone()).or_default() += 1;
+                    *reported.lock().unwrap().entry(id.clone()).or_default() += 1;
                     open.remove(&id);
                     if open.is_empty() {
                         return;
@@ -179,8 +179,8 @@ async fn two_hundred_tasks_survive_kills_of_the_server_and_of_every_adapter() {
     let workshop = &scene.workshop;
     let ids: Vec<String> =
         stream::iter(0..TASKS).map(|_| workshop.create("coding-task", false)).buffered(16).collect().await;
-    let heard = Arc::new(Mutex::new(BTreeMap::new()));
-    let pages = ids.chunks(FOLLOWED).map(|ids| follow(scene.gateway_url.clone(), ids.to_vec(), heard.clone()));
+    let reported = Arc::new(Mutex::new(BTreeMap::new()));
+    let pages = ids.chunks(FOLLOWED).map(|ids| follow(scene.gateway_url.clone(), ids.to_vec(), reported.clone()));
     let pages: Vec<_> = pages.map(tokio::spawn).collect();
 
     let victims = victims(kills, &mut random);
@@ -196,9 +196,9 @@ async fn two_hundred_tasks_survive_kills_of_the_server_and_of_every_adapter() {
     for page in pages {
         page.await.unwrap();
     }
-    let heard = heard.lock().unwrap().clone();
-    assert_eq!(heard.keys().collect::<BTreeSet<_>>(), ids.iter().collect(), "every page heard of every end");
-    assert!(heard.values().all(|times| *times == 1), "no end was told twice: {heard:?}");
+    let reported = reported.lock().unwrap().clone();
+    assert_eq!(reported.keys().collect::<BTreeSet<_>>(), ids.iter().collect(), "every end was reported to every page");
+    assert!(reported.values().all(|times| *times == 1), "no end was reported twice: {reported:?}");
 
     let workshop = &scene.workshop;
     stream::iter(&ids).for_each_concurrent(16, |id| assert_task(workshop, id)).await;

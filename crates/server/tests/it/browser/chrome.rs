@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::FutureExt;
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
@@ -127,9 +128,19 @@ impl Chrome {
         answer.unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 
-    /// Sends a command of the DevTools protocol.
-    pub async fn command(&self, method: &str, parameters: Value) {
-        self.post("/goog/cdp/execute", json!({"cmd": method, "params": parameters})).await.unwrap();
+    /// Sends a command of the DevTools protocol. Returns its result.
+    pub async fn command(&self, method: &str, parameters: Value) -> Value {
+        self.post("/goog/cdp/execute", json!({"cmd": method, "params": parameters})).await.unwrap()
+    }
+
+    /// Saves a picture of the whole page in the folder FAENA_TEST_PICTURES, if that is set, for people to look at.
+    pub async fn picture(&self, page: &str, variant: &str) {
+        let Some(folder) = env::var_os("FAENA_TEST_PICTURES").map(PathBuf::from) else { return };
+        let name: String = page.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(60).collect();
+        let options = json!({"format": "png", "captureBeyondViewport": true});
+        let picture = self.command("Page.captureScreenshot", options).await;
+        let bytes = BASE64_STANDARD.decode(picture["data"].as_str().unwrap()).unwrap();
+        std::fs::write(folder.join(format!("{name}.{variant}.png")), bytes).unwrap();
     }
 
     /// Sets the width of the screen in CSS pixels, below the least width of a window too.

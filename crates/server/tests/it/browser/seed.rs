@@ -3,35 +3,13 @@
 use serde_json::{Value, json};
 
 use crate::{
+    dashboard::PAGES,
     faena::{Faena, eventually},
     shell::Shell,
 };
 
-/// Pages that need no id.
-const PAGES: [&str; 22] = [
-    "/",
-    "/jobs",
-    "/jobs?q=type:invoice.send+state:failed",
-    "/jobs/new",
-    "/jobs/bulk/retry?status=FAILED",
-    "/queues",
-    "/limits",
-    "/schedules",
-    "/schedules/new",
-    "/dead-letters",
-    "/tasks",
-    "/approvals",
-    "/machines",
-    "/machines/coding-task",
-    "/workers",
-    "/events",
-    "/webhooks",
-    "/trace?id=order-7",
-    "/audit",
-    "/keys",
-    "/about",
-    "/login",
-];
+/// Pages that need no id, besides those of [`PAGES`].
+const MORE_PAGES: [&str; 3] = ["/jobs?q=type:invoice.send+state:failed", "/trace?id=order-7", "/login"];
 
 /// Ids of what was created, and all pages.
 pub struct Seed {
@@ -73,7 +51,7 @@ async fn seed(faena: &Faena) -> Seed {
         list["webhooks"][0]["id"].as_str().map(str::to_owned)
     })
     .await;
-    let mut pages: Vec<String> = PAGES.map(str::to_owned).into();
+    let mut pages: Vec<String> = PAGES.iter().chain(&MORE_PAGES).map(ToString::to_string).collect();
     pages.extend([
         format!("/jobs/{failed}"),
         format!("/jobs/{child}"),

@@ -1,5 +1,5 @@
-//! Behind PgBouncer in transaction mode: lost prepared statements stop the start, lost notifications are noticed and made up for by
-//! polling.
+//! Behind PgBouncer in transaction mode: lost prepared statements stop the start, lost notifications are noticed and replaced
+//! by polling.
 
 use std::{
     fs,
@@ -85,7 +85,7 @@ async fn a_pgbouncer_that_loses_prepared_statements_is_named_and_stops_the_start
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_a_pgbouncer_in_session_mode_two_postgres_nodes_hear_each_other() {
+async fn behind_a_pgbouncer_in_session_mode_two_postgres_nodes_signal_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     let pooler = PgBouncer::start(&database, "session").await;

@@ -4,7 +4,7 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::AbortHandle};
 
-use super::{Failure, Interruption, Job, ReportResult, TestWorker, WorkerOptions, heartbeat_period, within_timeout};
+use super::{Interruption, Job, ReportResult, TestWorker, WorkerOptions, heartbeat_period, within_timeout};
 use crate::faena::{Faena, http};
 
 pub struct HttpWorker {
@@ -35,19 +35,6 @@ impl HttpWorker {
         (HttpWorker { base: base.into(), register, http, jobs, cancels, claims }, answer["resumed"] == true)
     }
 
-    async fn report(&self, job: &Job, report: &str, mut body: Value) -> ReportResult {
-        body["run"] = job.run.into();
-        let url = format!("{}/{}/jobs/{}/{report}", self.base, self.id(), job.id);
-        let answer = self.http.post(url).header("x-session-token", self.token()).json(&body).send().await.unwrap();
-        let (status, answer) = (answer.status(), answer.json::<Value>().await.unwrap());
-        match status {
-            StatusCode::OK => Ok(()),
-            _ => Err(answer["error"]["code"].as_str().unwrap().to_owned()),
-        }
-    }
-}
-
-impl HttpWorker {
     fn token(&self) -> &str {
         self.register["sessionToken"].as_str().unwrap()
     }
@@ -81,15 +68,7 @@ impl TestWorker for HttpWorker {
 
     async fn connect(faena: &Faena, options: WorkerOptions) -> Self {
         let base = format!("{}/api/v1/workers", faena.url);
-        let mut register =
-            json!({"workerId": options.id, "capabilities": options.capabilities, "concurrency": options.concurrency});
-        if let Some(token) = options.session_token {
-            register["sessionToken"] = token.into();
-        }
-        if !options.queues.is_empty() {
-            register["queues"] = options.queues.into();
-        }
-        HttpWorker::open(&base, register).await.0
+        HttpWorker::open(&base, options.registration()).await.0
     }
 
     fn id(&self) -> &str {
@@ -104,46 +83,15 @@ impl TestWorker for HttpWorker {
         within_timeout("a job", self.jobs.recv()).await.expect("the claim loop has ended")
     }
 
-    async fn started(&mut self, job: &Job) -> ReportResult {
-        self.report(job, "started", json!({})).await
-    }
-
-    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult {
-        self.report(job, "progress", json!({ "progress": progress })).await
-    }
-
-    async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
-        self.report(job, "log", json!({ "message": message })).await
-    }
-
-    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult {
-        self.report(job, "log", json!({ "event": event, "message": message })).await
-    }
-
-    async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {
-        if let Some((_, stored)) = job.steps.iter().find(|(known, _)| known == name) {
-            return Ok(stored.clone());
+    async fn report(&mut self, job: &Job, report: &str, mut body: Value) -> ReportResult {
+        body["run"] = job.run.into();
+        let url = format!("{}/{}/jobs/{}/{report}", self.base, self.id(), job.id);
+        let answer = self.http.post(url).header("x-session-token", self.token()).json(&body).send().await.unwrap();
+        let (status, answer) = (answer.status(), answer.json::<Value>().await.unwrap());
+        match status {
+            StatusCode::OK => Ok(()),
+            _ => Err(answer["error"]["code"].as_str().unwrap().to_owned()),
         }
-        let mut body = json!({"name": name, "result": result});
-        if let Some(total) = total {
-            body["totalSteps"] = total.into();
-        }
-        self.report(job, "step", body).await.map(|()| result)
-    }
-
-    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult {
-        self.report(job, "complete", json!({ "result": result })).await
-    }
-
-    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult {
-        let mut body = json!({"error": failure.error});
-        if let Some(retryable) = failure.retryable {
-            body["retryable"] = retryable.into();
-        }
-        if let Some(ms) = failure.retry_after_ms {
-            body["retryAfterMs"] = ms.into();
-        }
-        self.report(job, "fail", body).await
     }
 
     async fn next_cancel(&mut self) -> (String, i64) {

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, Interruption, Job, ReportResult, TestWorker, WorkerOptions, within_timeout};
+use super::{Interruption, Job, ReportResult, TestWorker, WorkerOptions, within_timeout};
 use crate::{
     faena::{Faena, eventually},
     proxy::Proxy,
@@ -136,43 +136,32 @@ impl TestWorker for SdkWorker {
         job
     }
 
-    /// Does nothing: the SDK reports the start itself.
-    async fn started(&mut self, _job: &Job) -> ReportResult {
-        Ok(())
-    }
-
-    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult {
-        self.command(job, HandlerCommand::Progress(serde_json::from_value(progress).unwrap()))
-    }
-
-    async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
-        self.command(job, HandlerCommand::Log(message.into()))
-    }
-
-    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult {
-        self.command(job, HandlerCommand::LogEvent(event.into(), message.into()))
+    async fn report(&mut self, job: &Job, report: &str, mut body: Value) -> ReportResult {
+        let text = |name: &str| body[name].as_str().unwrap().to_owned();
+        let command = match report {
+            // The SDK reports the start itself.
+            "started" => return Ok(()),
+            "progress" => HandlerCommand::Progress(serde_json::from_value(body["progress"].take()).unwrap()),
+            "log" if body["event"].is_string() => HandlerCommand::LogEvent(text("event"), text("message")),
+            "log" => HandlerCommand::Log(text("message")),
+            "complete" => HandlerCommand::Complete(body["result"].take()),
+            "fail" => {
+                let is_final = body["retryable"] == false;
+                let error = if is_final { JobError::fail(text("error")) } else { JobError::retry(text("error")) };
+                HandlerCommand::Fail(match body["retryAfterMs"].as_u64() {
+                    Some(ms) => error.after(Duration::from_millis(ms)),
+                    None => error,
+                })
+            }
+            other => panic!("a handler does not report {other:?}"),
+        };
+        self.command(job, command)
     }
 
     async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {
         let (done, answer) = oneshot::channel();
         self.command(job, HandlerCommand::Step { name: name.into(), result, total, done })?;
         within_timeout("a step is stored", answer).await.unwrap()
-    }
-
-    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult {
-        self.command(job, HandlerCommand::Complete(result))
-    }
-
-    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult {
-        let error = match failure.retryable {
-            Some(false) => JobError::fail(failure.error),
-            _ => JobError::retry(failure.error),
-        };
-        let error = match failure.retry_after_ms {
-            Some(ms) => error.after(Duration::from_millis(ms)),
-            None => error,
-        };
-        self.command(job, HandlerCommand::Fail(error))
     }
 
     /// Drops the answer and then the connection, after which the SDK reports the result again.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::AbortHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, Interruption, Job, ReportResult, TestWorker, WorkerOptions, heartbeat_period, within_timeout};
+use super::{Interruption, Job, ReportResult, TestWorker, WorkerOptions, heartbeat_period, within_timeout};
 use crate::faena::Faena;
 
 /// An open connection. It ends when the task is aborted or the server closes it; then `received` ends, after a frame
@@ -88,26 +88,6 @@ impl<T: Transport> StreamWorker<T> {
         }
         None
     }
-
-    async fn report(&mut self, job: &Job, of: &str, mut frame: Value) -> ReportResult {
-        frame["type"] = of.into();
-        frame["jobId"] = job.id.as_str().into();
-        frame["run"] = job.run.into();
-        self.connection.sender.send(frame).unwrap();
-        loop {
-            let Some(answer) = self.receive(&format!("the answer to {of}")).await else { continue };
-            if answer["type"] == "error" {
-                return Err(answer["error"]["code"].as_str().unwrap().to_owned());
-            }
-            assert_eq!(answer["type"], "ack", "{answer}");
-            if answer["of"] == of && answer["jobId"] == job.id.as_str() {
-                return match answer["ok"].as_bool().unwrap() {
-                    true => Ok(()),
-                    false => Err(answer["error"]["code"].as_str().unwrap().to_owned()),
-                };
-            }
-        }
-    }
 }
 
 async fn send_heartbeats(sender: mpsc::UnboundedSender<Value>, is_silent: Arc<AtomicBool>, period: Duration) {
@@ -121,15 +101,8 @@ async fn send_heartbeats(sender: mpsc::UnboundedSender<Value>, is_silent: Arc<At
 
 impl<T: Transport> TestWorker for StreamWorker<T> {
     async fn connect(faena: &Faena, options: WorkerOptions) -> Self {
-        let mut register = json!({
-            "type": "register", "workerId": options.id, "capabilities": options.capabilities, "concurrency": options.concurrency,
-        });
-        if let Some(token) = options.session_token {
-            register["sessionToken"] = token.into();
-        }
-        if !options.queues.is_empty() {
-            register["queues"] = options.queues.into();
-        }
+        let mut register = options.registration();
+        register["type"] = "register".into();
         StreamWorker::open(&faena.url, register).await.0
     }
 
@@ -150,46 +123,24 @@ impl<T: Transport> TestWorker for StreamWorker<T> {
         }
     }
 
-    async fn started(&mut self, job: &Job) -> ReportResult {
-        self.report(job, "started", json!({})).await
-    }
-
-    async fn progress(&mut self, job: &Job, progress: Value) -> ReportResult {
-        self.report(job, "progress", json!({ "progress": progress })).await
-    }
-
-    async fn log(&mut self, job: &Job, message: &str) -> ReportResult {
-        self.report(job, "log", json!({ "message": message })).await
-    }
-
-    async fn log_event(&mut self, job: &Job, event: &str, message: &str) -> ReportResult {
-        self.report(job, "log", json!({ "event": event, "message": message })).await
-    }
-
-    async fn step(&mut self, job: &Job, name: &str, result: Value, total: Option<u32>) -> Result<Value, String> {
-        if let Some((_, stored)) = job.steps.iter().find(|(known, _)| known == name) {
-            return Ok(stored.clone());
+    async fn report(&mut self, job: &Job, of: &str, mut frame: Value) -> ReportResult {
+        frame["type"] = of.into();
+        frame["jobId"] = job.id.as_str().into();
+        frame["run"] = job.run.into();
+        self.connection.sender.send(frame).unwrap();
+        loop {
+            let Some(answer) = self.receive(&format!("the answer to {of}")).await else { continue };
+            if answer["type"] == "error" {
+                return Err(answer["error"]["code"].as_str().unwrap().to_owned());
+            }
+            assert_eq!(answer["type"], "ack", "{answer}");
+            if answer["of"] == of && answer["jobId"] == job.id.as_str() {
+                return match answer["ok"].as_bool().unwrap() {
+                    true => Ok(()),
+                    false => Err(answer["error"]["code"].as_str().unwrap().to_owned()),
+                };
+            }
         }
-        let mut frame = json!({"name": name, "result": result});
-        if let Some(total) = total {
-            frame["totalSteps"] = total.into();
-        }
-        self.report(job, "step", frame).await.map(|()| result)
-    }
-
-    async fn complete(&mut self, job: &Job, result: Value) -> ReportResult {
-        self.report(job, "complete", json!({ "result": result })).await
-    }
-
-    async fn fail(&mut self, job: &Job, failure: Failure) -> ReportResult {
-        let mut frame = json!({"error": failure.error});
-        if let Some(retryable) = failure.retryable {
-            frame["retryable"] = retryable.into();
-        }
-        if let Some(ms) = failure.retry_after_ms {
-            frame["retryAfterMs"] = ms.into();
-        }
-        self.report(job, "fail", frame).await
     }
 
     async fn next_cancel(&mut self) -> (String, i64) {

@@ -180,7 +180,7 @@ fn via_port(url: &str, port: u16) -> String {
     far.to_string()
 }
 
-/// Starts a proxy to the database. Each cut silences the existing connections for ever; new ones work.
+/// Starts a proxy to the database. Each cut silences the existing connections forever; new ones work.
 async fn proxy(url: &str) -> (u16, watch::Sender<u32>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();

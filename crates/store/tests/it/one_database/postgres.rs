@@ -35,21 +35,6 @@ async fn concurrent_submits_share_transactions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failing_call_does_not_undo_other_calls_of_its_group() {
-    on_postgres(async |fixture: &Fixture| {
-        fixture.submit(fixture.job("a", 0).unique("k")).await;
-        let calls = (0..100).map(|n| {
-            let job = if n % 3 == 0 { fixture.job("a", 1).unique("k") } else { fixture.job(&format!("kind-{n}"), 1) };
-            fixture.try_submit(vec![fixture.job("b", 1), job], 1)
-        });
-        let results = join_all(calls).await;
-        assert_eq!(results.iter().filter(|answer| answer.is_ok()).count(), 66);
-        assert_eq!(fixture.claim(1_000, 2).await.len(), 133);
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stores_that_open_concurrently_on_an_empty_database_all_work() {
     on_empty_postgres(async |url: &str, database: &RawDatabase| {
         let stores = join_all((0..4).map(|_| faena_store::open(url, StoreOptions::default()))).await;

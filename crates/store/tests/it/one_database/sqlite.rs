@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use faena_domain::{JobState, NewJob, Scope, Timestamp};
-use faena_store::{StoreError, StoreOptions, Tally, plan_probe};
+use faena_store::{StoreError, StoreOptions, plan_probe};
 use futures_util::future::join_all;
 
 use crate::support::*;
@@ -129,22 +129,6 @@ async fn concurrent_submits_share_commits() {
         assert!(join_all(calls).await.into_iter().all(|answer| answer.is_ok()));
         let took = commits(path) - before;
         assert!(took < 100, "200 calls took {took} commits");
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failing_call_does_not_undo_other_calls_of_its_group() {
-    on_sqlite(async |fixture: &Fixture| {
-        fixture.submit(fixture.job("a", 0).unique("k")).await;
-        let calls = (0..100).map(|n| {
-            let job = if n % 3 == 0 { fixture.job("a", 1).unique("k") } else { fixture.job(&format!("kind-{n}"), 1) };
-            fixture.try_submit(vec![fixture.job("b", 1), job], 1)
-        });
-        let results = join_all(calls).await;
-        assert_eq!(results.iter().filter(|answer| answer.is_ok()).count(), 66);
-        assert_eq!(fixture.total(Tally::Queued).await, 1 + 2 * 66);
-        assert_eq!(fixture.claim(1_000, 2).await.len(), 133, "the lanes of all stored jobs are known");
     })
     .await;
 }
