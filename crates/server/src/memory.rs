@@ -5,35 +5,36 @@
 
 use std::{convert::Infallible, fs, time::Duration};
 
-use faena_allocator::trim;
+use faena_allocator::{allocated_bytes, trim};
 use tokio::task::spawn_blocking;
 
-/// How often the size of the process is checked.
-const CHECK_EVERY: Duration = Duration::from_secs(2);
-/// Growth after which it is worth the effort: it takes milliseconds.
-const MIN_GROWTH: u64 = 24 << 20;
-/// Longest pause between two attempts of a process that needs its memory, in checks.
-const MAX_PAUSE: u32 = 30;
+/// How often the memory of the process is checked.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// Freed memory after which it is worth the effort: it takes milliseconds.
+const MIN_FREED: u64 = 24 << 20;
+/// Longest pause between two attempts that do not help, in checks.
+const MAX_PAUSE: u32 = 60;
 
-/// Gives back memory whenever the process has grown and does not grow any more. Never ends.
+/// Gives back memory whenever much of it has been free for two checks. Never ends.
 pub async fn give_back_freed_memory() -> Infallible {
-    let mut attempts = Attempts { least: resident_bytes(), previous: 0, pause: 0, waited: 0 };
+    let mut attempts = Attempts::default();
     loop {
         tokio::time::sleep(CHECK_EVERY).await;
-        let before = resident_bytes();
+        let before = freed_bytes();
         if attempts.is_due(before) {
             let _ = spawn_blocking(trim).await;
-            attempts.record(before, resident_bytes());
+            attempts.record(before, freed_bytes());
         }
     }
 }
 
 /// When the next attempt is due.
+#[derive(Default)]
 struct Attempts {
-    /// The smallest size so far.
-    least: u64,
-    /// The size at the previous check.
+    /// Freed memory at the previous check.
     previous: u64,
+    /// Freed memory that the last attempt could not give back.
+    left: u64,
     /// Checks between two attempts. Each attempt that does not help doubles it.
     pause: u32,
     /// Checks since the last attempt.
@@ -41,25 +42,35 @@ struct Attempts {
 }
 
 impl Attempts {
-    fn is_due(&mut self, now: u64) -> bool {
-        let is_due = now > self.least + MIN_GROWTH && now <= self.previous && self.waited >= self.pause;
-        self.least = self.least.min(now);
-        self.previous = now;
+    fn is_due(&mut self, freed: u64) -> bool {
+        if freed > self.left + MIN_FREED {
+            self.pause = 0;
+        }
+        // What is free for less than one check is about to be used again.
+        let is_due = freed.min(self.previous) > MIN_FREED && self.waited >= self.pause;
+        self.previous = freed;
         self.waited = if is_due { 0 } else { self.waited.saturating_add(1) };
         is_due
     }
 
     fn record(&mut self, before: u64, after: u64) {
-        let has_helped = after + MIN_GROWTH / 2 < before;
+        let has_helped = after + MIN_FREED / 2 < before;
         self.pause = if has_helped { 0 } else { (self.pause * 2).clamp(1, MAX_PAUSE) };
-        self.previous = after;
+        (self.left, self.previous) = (after, after);
     }
 }
 
-/// Returns the memory of this process, 0 if the system does not say.
+/// Returns the memory of this process that it has freed and not given back, 0 if the system does not say.
+fn freed_bytes() -> u64 {
+    let resident = resident_bytes();
+    // The second figure costs more than the first.
+    if resident <= MIN_FREED { 0 } else { resident.saturating_sub(allocated_bytes()) }
+}
+
+/// Returns the memory of this process without its program and files.
 fn resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let size = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
+    let size = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.strip_suffix("kB"));
     size.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
@@ -70,28 +81,28 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn memory_is_given_back_after_it_has_grown() {
-        let mut attempts = Attempts { least: 50 * MIB, previous: 0, pause: 0, waited: 0 };
-        assert!(!attempts.is_due(60 * MIB) && !attempts.is_due(60 * MIB), "too little");
-        assert!(!attempts.is_due(200 * MIB), "still growing");
-        assert!(attempts.is_due(200 * MIB));
-        attempts.record(200 * MIB, 60 * MIB);
-        assert!(!attempts.is_due(60 * MIB));
+    fn memory_that_stays_free_is_given_back() {
+        let mut attempts = Attempts::default();
+        assert!(!attempts.is_due(20 * MIB) && !attempts.is_due(20 * MIB), "too little");
+        assert!(!attempts.is_due(200 * MIB) && !attempts.is_due(MIB), "used again");
+        assert!(!attempts.is_due(200 * MIB) && attempts.is_due(180 * MIB));
+        attempts.record(180 * MIB, 10 * MIB);
+        assert!(!attempts.is_due(10 * MIB));
         assert!(!attempts.is_due(300 * MIB) && attempts.is_due(300 * MIB), "it has helped, so there is no pause");
     }
 
     #[test]
-    fn attempts_that_do_not_help_become_rare_and_never_end() {
-        let mut attempts = Attempts { least: 50 * MIB, previous: 200 * MIB, pause: 0, waited: 0 };
+    fn attempts_that_do_not_help_become_rare_until_more_memory_is_freed() {
+        let mut attempts = Attempts { previous: 100 * MIB, ..Attempts::default() };
         let mut due = Vec::new();
-        for check in 0..200 {
-            if attempts.is_due(200 * MIB) {
+        for check in 0..400 {
+            if attempts.is_due(100 * MIB) {
                 due.push(check);
-                attempts.record(200 * MIB, 199 * MIB);
-                attempts.previous = 200 * MIB;
+                attempts.record(100 * MIB, 99 * MIB);
             }
         }
-        assert_eq!(due, [0, 2, 5, 10, 19, 36, 67, 98, 129, 160, 191]);
+        assert_eq!(due, [0, 2, 5, 10, 19, 36, 69, 130, 191, 252, 313, 374]);
+        assert!(!attempts.is_due(110 * MIB) && attempts.is_due(130 * MIB), "more was freed");
     }
 
     #[test]
@@ -101,10 +112,10 @@ mod tests {
         let mut pieces: Vec<Option<Box<[u8]>>> =
             (0..8_000_u32).map(|number| Some(vec![number as u8; 16 << 10].into_boxed_slice())).collect();
         pieces.iter_mut().step_by(2).for_each(|piece| *piece = None);
-        let before = resident_bytes();
+        let (before, freed) = (resident_bytes(), freed_bytes());
         trim();
         let after = resident_bytes();
-        assert!(after + 30 * MIB < before, "{before} {after}");
+        assert!(freed > 30 * MIB && after + 30 * MIB < before, "{before} {freed} {after}");
         assert_eq!(pieces.iter().flatten().count(), 4_000);
     }
 }

@@ -102,6 +102,18 @@ impl Answers {
             return (Box::pin(call(router, request)).await, None);
         }
         let permit = connection.reads.clone().acquire_owned().await.expect("the semaphore is never closed");
+        // In a box, so that a request that waits for its connection is small.
+        Box::pin(self.handle_read(router, request, connection, permit)).await
+    }
+
+    /// Handles a request without effect whose connection may handle it now.
+    async fn handle_read(
+        &self,
+        router: Router,
+        request: Request<Body>,
+        connection: &ConnectionAnswers,
+        permit: OwnedSemaphorePermit,
+    ) -> (Response<Body>, Option<Unsent>) {
         let mut charge = Charge::new(&self.budget);
         if charge.cover(connection.previous.load(Ordering::Relaxed)).await.is_err() {
             return (refused(), None);
