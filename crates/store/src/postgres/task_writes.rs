@@ -23,7 +23,10 @@ pub enum TransactionControl {
     ByCaller,
 }
 
-pub const BEGIN: &str = "BEGIN; SET LOCAL jit = off";
+/// PostgreSQL: planning the statements of a small batch for its own arrays costs more than running them, so they are planned once. A
+/// plan that was made while the tables were empty must not scan them when they have grown.
+pub const BEGIN: &str =
+    "BEGIN; SET LOCAL jit = off; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off";
 
 /// The rows of a batch, column by column.
 pub struct TaskWrites {
