@@ -1,6 +1,6 @@
-//! Runs a configured command: input from a file, output in bounded memory, limits, and no process left behind.
+//! Runs a configured command with input from a file, bounded output and resource limits, and leaves no process behind.
 //!
-//! The command runs below `faena guard`, which kills everything it has started when this process ends, however it ends.
+//! The command runs under `faena guard`, which kills everything it has started when this process ends for any reason.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    isolation::{self, Usage},
+    isolation::{self, UsageLimits},
     output::BoundedLog,
     progress::Progress,
 };
@@ -47,7 +47,7 @@ pub struct CommandSpec<'a> {
     /// How much of the output is kept.
     pub kept_bytes: usize,
     /// Limits of the whole process tree.
-    pub usage: Option<Usage>,
+    pub usage: Option<UsageLimits>,
 }
 
 /// How a command ended, and what it wrote.
@@ -84,7 +84,7 @@ struct Capture {
     log: BoundedLog,
 }
 
-/// Where the readers of both outputs put what they read.
+/// State that the readers of both outputs share.
 struct Shared<'a> {
     capture: Mutex<Capture>,
     overflow: Notify,

@@ -1,7 +1,7 @@
-//! Git, by its program.
+//! Runs the `git` program.
 //!
-//! The smith keeps one bare copy of each repository and a worktree per task in it. Texts of tasks reach git only as checked
-//! addresses, names of branches behind `--`, and files; hooks of the copies never run.
+//! The smith keeps one bare copy of each repository, and in it one worktree per task. Text from a task reaches git only
+//! as a checked address, as a branch name after `--`, or in a file. Hooks of the copies never run.
 
 use std::{
     collections::HashMap,
@@ -21,10 +21,10 @@ use crate::{
     service::Failure,
 };
 
-/// Output of git that is kept.
+/// How much of the output of one call is kept.
 const MAX_OUTPUT_BYTES: u64 = 256 << 10;
 
-/// How to call git.
+/// Calls git with a time limit and an author for commits.
 pub struct Git {
     /// Time limit for one call.
     pub limit: Duration,
@@ -33,7 +33,7 @@ pub struct Git {
     locks: Mutex<HashMap<PathBuf, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// Who the commits are from.
+/// Author of the commits.
 #[derive(Clone, Debug)]
 pub struct Author {
     pub name: String,
@@ -102,7 +102,7 @@ impl Git {
         let (status, stdout, stderr) = tokio::select! {
             done = work => done,
             () = cancel.cancelled() => return Err(Failure::Cancelled),
-            () = tokio::time::sleep(self.limit) => return Err(failed(format!("no end within {:?}", self.limit))),
+            () = tokio::time::sleep(self.limit) => return Err(failed(format!("took longer than {:?}", self.limit))),
         };
         match status {
             Ok(status) if status.success() => Ok(stdout),
@@ -155,7 +155,7 @@ impl Git {
         Ok(self.call(folder, &["rev-parse", "HEAD"], cancel).await?.trim().to_owned())
     }
 
-    /// Returns the worktree of a task, as it is.
+    /// Returns a handle to the worktree of a task. Changes nothing on disk.
     pub fn worktree<'a>(
         &'a self,
         copies: &Path,
@@ -204,7 +204,7 @@ impl Worktree<'_> {
         self.git.call(&self.folder, arguments, self.cancel).await
     }
 
-    /// Brings the repository's copy up to date, and returns the commit from which a task without earlier work starts.
+    /// Fetches into the bare copy, and returns the commit from which a task without earlier work starts.
     pub async fn fetch(&self, repository: &Repository) -> Result<String, Failure> {
         let lock = self.git.lock(&self.copy);
         let _locked = tokio::select! {
@@ -212,11 +212,11 @@ impl Worktree<'_> {
             () = self.cancel.cancelled() => return Err(Failure::Cancelled),
         };
         self.git.update_copy(&self.copy, &repository.address, self.cancel).await?;
-        self.start(repository.base.as_deref()).await
+        self.start_commit(repository.base.as_deref()).await
     }
 
     /// Returns the commit to start from: the pushed change of the task, if there is one, else the base.
-    async fn start(&self, base: Option<&str>) -> Result<String, Failure> {
+    async fn start_commit(&self, base: Option<&str>) -> Result<String, Failure> {
         let pushed = format!("refs/remotes/origin/{}^{{commit}}", self.branch);
         let base = match base {
             Some(branch) => format!("refs/remotes/origin/{branch}^{{commit}}"),
@@ -234,7 +234,7 @@ impl Worktree<'_> {
         }
     }
 
-    /// Puts the worktree on its branch at a commit, and removes what is not committed. Ignored files stay: they are caches.
+    /// Checks out the branch at a commit and discards uncommitted changes. Ignored files stay: they are caches.
     pub async fn reset(&self, commit: &str) -> Result<(), Failure> {
         if self.folder.join(".git").is_file()
             && self.call(&["checkout", "--quiet", "--force", "-B", &self.branch, commit]).await.is_ok()

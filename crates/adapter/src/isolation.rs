@@ -1,4 +1,5 @@
-//! Limits for untrusted commands: resource limits of the kernel, own namespaces, and a watch over the process tree.
+//! Limits for untrusted commands: resource limits of the kernel, separate namespaces, and a watch over the process
+//! tree.
 //!
 //! The kernel's limits are per process. The watch adds up the whole tree, so that many small processes count like a large one; it
 //! checks five times a second, so a tree can exceed its limit for up to 200 ms.
@@ -13,12 +14,12 @@ use tokio::process::Command;
 
 /// How often the watch checks the processes.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
-/// How long trying a program may take.
+/// How long a probe of a program may take.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Limits of a process tree.
 #[derive(Clone, Copy, Debug)]
-pub struct Usage {
+pub struct UsageLimits {
     pub memory_bytes: u64,
     pub processes: u64,
 }
@@ -29,7 +30,7 @@ pub struct Isolation {
     /// The words that precede the command.
     wrapper: Vec<String>,
     pub network: Network,
-    /// Whether the processes have their own process ids, so that none can survive its first process.
+    /// Whether the command has its own PID namespace, so that no process survives its first one.
     pub has_own_processes: bool,
 }
 
@@ -38,7 +39,7 @@ pub enum Network {
     On,
     /// Only the addresses of the machine itself.
     LoopbackOnly,
-    /// Not even those.
+    /// No addresses at all.
     Off,
 }
 
@@ -81,7 +82,7 @@ impl Isolation {
     }
 
     /// Returns the words that run a command with these limits.
-    pub fn wrap(&self, argv: &[String], usage: Usage, max_file_bytes: u64) -> Vec<String> {
+    pub fn wrap(&self, argv: &[String], usage: UsageLimits, max_file_bytes: u64) -> Vec<String> {
         // The limit of data, not of address space: many runtimes reserve far more addresses than they use. The kernel counts
         // processes per user, with those of other programs, so only the watch limits their number.
         let mut words = self.wrapper.clone();
@@ -112,8 +113,8 @@ async fn succeeds(wrapper: &[String], command: &[&str]) -> bool {
     matches!(status, Ok(Ok(status)) if status.success())
 }
 
-/// Waits until the tree below `root` exceeds a limit, and says which. Without limits it waits forever.
-pub async fn watch(root: Option<u32>, usage: Option<Usage>) -> String {
+/// Waits until the tree below `root` exceeds a limit, and returns which. Without limits it waits forever.
+pub async fn watch(root: Option<u32>, usage: Option<UsageLimits>) -> String {
     let (Some(root), Some(usage)) = (root, usage) else { return std::future::pending().await };
     loop {
         tokio::time::sleep(WATCH_EVERY).await;

@@ -21,7 +21,8 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Creates the result of a piece of work. Its id follows from the work, so that a repeated result is a duplicate.
+    /// Creates the result of a piece of work. Its id is derived from the work, so that a repeated result is a
+    /// duplicate.
     pub fn result(task: &str, work: &str, kind: &str, payload: Value) -> Outgoing {
         Outgoing { task: task.into(), kind: kind.into(), trace: derived_id(&[task, work, "result"]), payload }
     }
@@ -42,7 +43,7 @@ impl Outgoing {
     }
 }
 
-/// Returns an id that follows from the parts, in the form of a UUID.
+/// Derives an id in the form of a UUID from the parts.
 pub fn derived_id(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {

@@ -1,6 +1,6 @@
-//! The output of a command, as much of it as is kept.
+//! Keeps a bounded part of a command's output.
 
-/// Bytes at the end among which the last line is searched.
+/// How many bytes at the end are searched for the last line.
 const LINE_BYTES: usize = 2_000;
 
 /// The first and the last bytes of a text of any length.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-/// What a task's work is doing. Changes only when something has really changed: the machine ends work without progress.
+/// Progress of the work on a task. Changes only if the work has advanced, because the machine ends work without
+/// progress.
 #[derive(Clone, Debug, Default)]
-pub struct Progress(Arc<Mutex<Figures>>);
+pub struct Progress(Arc<Mutex<ProgressState>>);
 
 #[derive(Debug, Default)]
-struct Figures {
+struct ProgressState {
     phase: &'static str,
     attempt: u32,
     output_bytes: u64,
@@ -20,10 +21,10 @@ struct Figures {
 }
 
 impl Progress {
-    /// Begins a phase. What was known of the last one is forgotten.
+    /// Begins a phase. Clears what was known about the previous one.
     pub fn begin(&self, phase: &'static str) {
-        let mut figures = self.0.lock();
-        *figures = Figures { phase, attempt: figures.attempt, ..Figures::default() };
+        let mut progress = self.0.lock();
+        *progress = ProgressState { phase, attempt: progress.attempt, ..ProgressState::default() };
     }
 
     pub fn set_attempt(&self, attempt: u32) {
@@ -31,8 +32,8 @@ impl Progress {
     }
 
     pub fn set_output(&self, bytes: u64, last_line: String) {
-        let mut figures = self.0.lock();
-        (figures.output_bytes, figures.last_line) = (bytes, last_line);
+        let mut progress = self.0.lock();
+        (progress.output_bytes, progress.last_line) = (bytes, last_line);
     }
 
     pub fn set_files(&self, changed: usize, modified_ms: u64) {
@@ -41,16 +42,16 @@ impl Progress {
 
     /// Returns the `estado` of a heartbeat.
     pub fn state(&self) -> Value {
-        let figures = self.0.lock();
-        let mut state = json!({"fase": figures.phase});
-        if figures.attempt > 1 {
-            state["intento"] = json!(figures.attempt);
+        let progress = self.0.lock();
+        let mut state = json!({"fase": progress.phase});
+        if progress.attempt > 1 {
+            state["intento"] = json!(progress.attempt);
         }
-        if figures.output_bytes > 0 {
-            state["bytes"] = json!(figures.output_bytes);
-            state["ultimaLinea"] = json!(figures.last_line);
+        if progress.output_bytes > 0 {
+            state["bytes"] = json!(progress.output_bytes);
+            state["ultimaLinea"] = json!(progress.last_line);
         }
-        if let Some((changed, modified_ms)) = figures.files {
+        if let Some((changed, modified_ms)) = progress.files {
             state["archivos"] = json!(changed);
             state["modificado"] = json!(modified_ms);
         }

@@ -7,7 +7,7 @@ use std::{fmt, path::Path};
 
 use url::Url;
 
-/// Addresses of git that run no program of the caller's choice.
+/// URL schemes with which git runs no program of the caller's choice.
 const SCHEMES: [&str; 5] = ["https", "http", "ssh", "git", "file"];
 const MAX_BYTES: usize = 2_048;
 
@@ -41,7 +41,7 @@ impl Allowed {
     /// Checks the prefixes that the operator gave.
     pub fn new(prefixes: &[String]) -> Result<Allowed, String> {
         let prefixes = prefixes.iter().map(|prefix| {
-            let prefix = normal(prefix).map_err(|reason| format!("--allow-repository \"{prefix}\": {reason}"))?;
+            let prefix = normalize(prefix).map_err(|reason| format!("--allow-repository \"{prefix}\": {reason}"))?;
             Ok(match prefix.starts_with('/') {
                 true => resolve(&prefix),
                 false => prefix,
@@ -72,7 +72,7 @@ impl Allowed {
 
     fn address(&self, text: &str) -> Result<String, String> {
         let refused = |reason: &str| format!("repository \"{}\" is refused: {reason}", shorten(text));
-        let address = normal(text).map_err(|reason| refused(&reason))?;
+        let address = normalize(text).map_err(|reason| refused(&reason))?;
         // A link inside an allowed folder must not lead out of it.
         let compared = if address.starts_with('/') { resolve(&address) } else { address.clone() };
         match self.0.iter().any(|prefix| is_below(&compared, prefix)) {
@@ -89,8 +89,8 @@ fn is_below(address: &str, prefix: &str) -> bool {
     rest.is_empty() || rest.starts_with('/') || (prefix.ends_with(':') && !prefix.contains("//"))
 }
 
-/// Checks the form of an address, and returns it in the form in which addresses are compared.
-fn normal(text: &str) -> Result<String, String> {
+/// Validates an address, and returns it in the form in which addresses are compared.
+fn normalize(text: &str) -> Result<String, String> {
     if text.is_empty() || text.len() > MAX_BYTES {
         return Err(format!("it must have 1 to {MAX_BYTES} bytes"));
     }
@@ -104,7 +104,7 @@ fn normal(text: &str) -> Result<String, String> {
         return Err("it must not contain the parts . and ..".into());
     }
     if text.contains("://") {
-        return normal_url(text);
+        return normalize_url(text);
     }
     if text.starts_with('/') {
         return Ok(text.trim_end_matches('/').to_owned()).map(|path| if path.is_empty() { "/".into() } else { path });
@@ -114,28 +114,28 @@ fn normal(text: &str) -> Result<String, String> {
         Some((host, path)) if !host.contains('/') && !host.is_empty() && !path.starts_with('-') => {
             match host.rsplit('@').next().is_some_and(|host| !host.is_empty() && !host.starts_with('-')) {
                 true => Ok(text.to_owned()),
-                false => Err("the name of the host is not valid".into()),
+                false => Err("the host name is not valid".into()),
             }
         }
         _ => Err("it must be an absolute path, a URL, or USER@HOST:PATH".into()),
     }
 }
 
-fn normal_url(text: &str) -> Result<String, String> {
+fn normalize_url(text: &str) -> Result<String, String> {
     let url = Url::parse(text).map_err(|error| format!("it is not a valid URL: {error}"))?;
     if !SCHEMES.contains(&url.scheme()) {
         return Err(format!("the scheme must be one of {}", SCHEMES.join(", ")));
     }
     if url.password().is_some() {
-        return Err("it contains a password; use a credential helper of git".into());
+        return Err("it contains a password; use a git credential helper".into());
     }
     if url.query().is_some() || url.fragment().is_some() {
         return Err("it must not have a query or a fragment".into());
     }
     if url.scheme() == "file" {
-        // A local path under both names, so that one prefix allows it.
+        // A file URL becomes a path, so that one prefix allows both forms.
         let path = url.to_file_path().map_err(|()| "it must name a local path".to_owned())?;
-        return normal(&path.display().to_string());
+        return normalize(&path.display().to_string());
     }
     match url.host_str() {
         Some(host) if !host.starts_with('-') && !host.is_empty() => Ok(url.as_str().trim_end_matches('/').to_owned()),
@@ -143,12 +143,12 @@ fn normal_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// Follows links as far as the path exists.
+/// Resolves symbolic links if the path exists.
 fn resolve(path: &str) -> String {
     Path::new(path).canonicalize().map_or_else(|_| path.to_owned(), |path| path.display().to_string())
 }
 
-/// Accepts the names of branches that need no quoting anywhere.
+/// Accepts branch names that need no quoting anywhere.
 fn check_branch(branch: &str) -> Result<(), String> {
     let is_valid = (1..=200).contains(&branch.len())
         && branch.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte))

@@ -139,7 +139,7 @@ impl<S: Service> Runner<S> {
             let event = Outgoing::heartbeat(&message.task, state, Some(&message.trace));
             let runner = self.clone();
             self.tracker.spawn(async move {
-                runner.beat_once(&event).await;
+                runner.send_heartbeat(&event).await;
                 drop(permit);
             });
         }
@@ -274,7 +274,7 @@ impl<S: Service> Runner<S> {
         }
         tokio::select! {
             () = self.carry_out(record, &cancel, &progress) => {}
-            () = self.beat(&task, &progress) => {}
+            () = self.send_heartbeats(&task, &progress) => {}
         }
         let mut running = self.running.lock();
         if running.get(&task).is_some_and(|running| running.id == id) {
@@ -360,14 +360,14 @@ impl<S: Service> Runner<S> {
     }
 
     /// Sends heartbeats, the first one immediately.
-    async fn beat(&self, task: &str, progress: &Progress) {
+    async fn send_heartbeats(&self, task: &str, progress: &Progress) {
         loop {
-            self.beat_once(&Outgoing::heartbeat(task, progress.state(), None)).await;
+            self.send_heartbeat(&Outgoing::heartbeat(task, progress.state(), None)).await;
             tokio::time::sleep(self.heartbeat).await;
         }
     }
 
-    async fn beat_once(&self, event: &Outgoing) {
+    async fn send_heartbeat(&self, event: &Outgoing) {
         match self.transport.send(event).await {
             Ok(Delivered::Accepted(_)) => {}
             Ok(Delivered::Refused(reason)) => tracing::debug!(task = event.task, reason, "heartbeat refused"),

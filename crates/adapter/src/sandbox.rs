@@ -10,7 +10,7 @@ use crate::{
     CannotStart,
     command::{self, CommandEnd, CommandSpec, Ending},
     git::{Author, Git, remove_folder},
-    isolation::{self, Isolation, Network, Usage},
+    isolation::{self, Isolation, Network, UsageLimits},
     options::{Argv, ServiceArguments, argv, bytes, duration},
     outgoing::TESTED,
     records::Records,
@@ -88,7 +88,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), Ca
         isolation: isolation(arguments.network).await?,
         argv: arguments.test_command.0.clone(),
         time_limit: arguments.time_limit,
-        usage: Usage { memory_bytes: arguments.max_memory, processes: arguments.max_processes },
+        usage: UsageLimits { memory_bytes: arguments.max_memory, processes: arguments.max_processes },
         max_file_bytes: arguments.max_file,
         max_output_bytes: arguments.max_output,
         log_bytes: arguments.max_log as usize,
@@ -107,7 +107,7 @@ async fn isolation(choice: NetworkChoice) -> Result<Isolation, CannotStart> {
     };
     if choice == NetworkChoice::Off && found.network == Network::On {
         return Err(CannotStart(
-            "--network off: this system does not allow own network namespaces; allow them, or choose --network auto"
+            "--network off: this system does not allow new network namespaces; allow them, or choose --network auto"
                 .into(),
         ));
     }
@@ -128,7 +128,7 @@ struct Sandbox {
     isolation: Isolation,
     argv: Vec<String>,
     time_limit: Duration,
-    usage: Usage,
+    usage: UsageLimits,
     max_file_bytes: u64,
     max_output_bytes: u64,
     log_bytes: usize,

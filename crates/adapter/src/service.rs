@@ -1,4 +1,4 @@
-//! The interface of the smith and the sandbox: they turn work into a result.
+//! The interface that the smith and the sandbox implement.
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +15,7 @@ pub trait Service: Send + Sync + 'static {
     /// Returns the types of the messages that it receives.
     fn messages(&self) -> &'static [&'static str];
 
-    /// Returns the states in which tasks wait for it.
+    /// Returns the states in which tasks wait for this service.
     fn states(&self) -> &'static [&'static str];
 
     /// Returns whether the work is for this service.

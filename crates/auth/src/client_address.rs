@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_names_no_address_leaves_the_proxy() {
+    fn without_a_valid_header_the_address_of_the_proxy_is_used() {
         for invalid in ["", "unknown", "198.51.100.1, _hidden", "1.2.3.4.5", "\u{7f}"] {
             assert_eq!(client("10.0.0.7", &[invalid]), "10.0.0.7", "{invalid}");
         }

@@ -88,7 +88,7 @@ impl Breaker {
     pub fn record_success(&mut self) {
         match &mut self.inner {
             Inner::Closed { failures } => *failures = 0,
-            // A success of a request that was sent before it opened says nothing about now.
+            // The request was sent before the breaker opened, so its success says nothing about the receiver now.
             Inner::Open { .. } => {}
             Inner::HalfOpen { in_progress, successes } => {
                 *in_progress = in_progress.saturating_sub(1);

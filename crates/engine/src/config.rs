@@ -20,7 +20,7 @@ pub struct EngineConfig {
     pub concurrency: usize,
     /// How long a node keeps its jobs without renewing its lease.
     pub node_lease: Duration,
-    /// Longest time that one call of the store takes.
+    /// Longest time that one call to the store takes.
     pub database_timeout: Duration,
     /// Delay before an orphaned job is retried.
     pub orphan_delay: Duration,
@@ -65,7 +65,7 @@ pub struct EngineConfig {
     pub sources: Vec<SourceConfig>,
     /// Queues of brokers whose messages become jobs.
     pub inboxes: Vec<InboxConfig>,
-    /// Where to send spans. `None`: none are made.
+    /// Where to send spans. `None`: no spans are created.
     pub traces: Option<TraceConfig>,
     /// The language model of `llm.chat` jobs.
     pub llm: Option<LlmConfig>,

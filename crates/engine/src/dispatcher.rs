@@ -78,7 +78,7 @@ impl Dispatcher {
         Dispatcher { lanes, in_flight, workers, slot_count, slots, kinds, state, claiming_since: Mutex::default() }
     }
 
-    /// Returns since when a round is in progress. All claims of earlier rounds are in flight, or their answer was lost.
+    /// Returns when the round in progress began. All claims of earlier rounds are in flight, or their answer was lost.
     pub fn claiming_since(&self) -> Option<Timestamp> {
         *self.claiming_since.lock()
     }

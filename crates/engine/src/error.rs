@@ -29,11 +29,11 @@ pub enum EngineError {
     /// A call of a polling worker has the session token of another registration.
     #[error("the session token does not belong to worker \"{0}\"; register to get one")]
     WrongSessionToken(String),
-    /// This server stops and admits no more workers.
+    /// This server is stopping and admits no more workers.
     #[error("the server is stopping; connect again in a moment, or to another server")]
     Stopping,
     /// This server was suspended for longer than its lease.
-    #[error("the server was suspended and joins again; call again in a moment")]
+    #[error("the server was suspended and is rejoining; retry in a moment")]
     LeaseLost,
     /// The configuration of an outbox source cannot be used.
     #[error("outbox source \"{name}\" cannot be used: {source}")]

@@ -149,7 +149,7 @@ impl Engine {
     }
 }
 
-/// Releases jobs that were claimed while jobs were short and now wait behind long ones.
+/// Releases jobs that were claimed ahead while runs were short and now wait behind long runs.
 fn slot_queue(engine: &Engine, now: Timestamp) -> Round {
     let (late, next_at) = engine.dispatch.in_flight.take_late(now.plus_ms(-MAX_SLOT_WAIT_MS));
     if !late.is_empty() {

@@ -143,7 +143,7 @@ impl InFlightJob {
     }
 
     /// Marks that a step ends now, and returns when it began: at the end of the step before it, else at the start of the run.
-    pub fn begin_step(&self, now: Timestamp) -> Timestamp {
+    pub fn end_step(&self, now: Timestamp) -> Timestamp {
         match self.step_ended_at.swap(now.as_ms().max(1), Ordering::AcqRel) {
             0 => self.started_at().unwrap_or(self.claimed_at),
             ms => Timestamp::from_ms(ms),
@@ -336,7 +336,7 @@ impl InFlight {
         self.inner.lock().slot_queue.pop_front()
     }
 
-    /// Takes the jobs that have waited for a slot since `before`. Also returns since when the next one waits.
+    /// Takes the jobs that have waited for a slot since `before`. Also returns when the next one began to wait.
     pub fn take_late(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
         let mut inner = self.inner.lock();
         let late = inner.slot_queue.iter().take_while(|job| job.claimed_at <= before).count();
@@ -375,7 +375,7 @@ impl InFlight {
     /// Removes a job and passes its end to `send`, marked if it is the last of its claim.
     ///
     /// `send` runs under the lock, so ends are sent in the order in which they are counted and the end that closes the
-    /// claim is the last. Returns `false` if the run is not here any more; then its end must not be reported.
+    /// claim is the last. Returns `false` if the run is no longer here; then its end must not be reported.
     pub fn finish(&self, job: &InFlightJob, mut end: RunEnd, send: impl FnOnce(RunEnd)) -> bool {
         let mut inner = self.inner.lock();
         let Some(is_last) = inner.remove(job) else { return false };
@@ -410,7 +410,7 @@ impl InFlight {
         self.inner.lock().jobs.values().cloned().collect()
     }
 
-    /// Removes everything: this node was declared dead and its jobs belong to others.
+    /// Removes everything: this node was declared dead and its jobs belong to other nodes.
     pub fn drop_all(&self) -> Vec<Arc<InFlightJob>> {
         let mut inner = self.inner.lock();
         inner.slot_queue.clear();

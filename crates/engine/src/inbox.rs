@@ -1,9 +1,9 @@
 //! Turns messages of a broker into jobs, or delivers them to tasks as events.
 //!
-//! A message is acknowledged after the commit of what it caused. A message that was in progress when something failed is
-//! delivered again, recognised by its id, and has no second effect. A message that can never have one is rejected, to the dead
-//! letters of its queue. While the job database is down, messages are kept here and not returned: a broker counts deliveries,
-//! and some discard a message after too many.
+//! A message is acknowledged after its effect is committed. A message that was in progress when something failed is
+//! delivered again, recognised by its id, and has no second effect. A message that can never have an effect is
+//! dead-lettered. While the job database is down, messages are kept here and not returned: a broker counts deliveries,
+//! and some brokers discard a message after too many.
 
 mod task_events;
 
@@ -82,7 +82,7 @@ const MAX_BROKER_BACKOFF: Duration = Duration::from_secs(60);
 const MAX_STORE_BACKOFF: Duration = Duration::from_secs(5);
 const BATCH: usize = 100;
 const CONCURRENT_SUBMITS: usize = 8;
-/// Longest message id that is stored. Of a longer id the hash is stored.
+/// Longest message id that is stored. A longer id is replaced by its hash.
 const MAX_ID: usize = 255;
 
 pub struct Inbox {
@@ -90,7 +90,7 @@ pub struct Inbox {
     pub wakeup: Arc<Notify>,
     /// Jobs that this node stored.
     pub jobs: AtomicU64,
-    /// Messages that reached tasks of this node.
+    /// Messages that this node delivered to tasks.
     pub task_counts: TaskCounts,
     /// Messages of this node that had been processed before.
     pub duplicates: AtomicU64,

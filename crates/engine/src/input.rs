@@ -1,4 +1,4 @@
-//! Jobs from outside the API: how a source or inbox stores a job once, waits while something is down, and shows its state.
+//! What sources and inboxes share: they store the job of a message once, wait during an outage, and report their state.
 
 mod outage;
 
@@ -12,12 +12,12 @@ use crate::{Bus, Engine};
 
 pub(crate) use outage::Outage;
 
-/// What a source or inbox shows of itself while its loop runs.
+/// Health of a source or inbox, updated by its loop.
 #[derive(Default)]
-pub(crate) struct InputHealth(Mutex<Shown>);
+pub(crate) struct InputHealth(Mutex<HealthState>);
 
 #[derive(Clone, Default)]
-struct Shown {
+struct HealthState {
     down: Option<(Timestamp, String)>,
     backlog: Option<Backlog>,
 }
@@ -39,14 +39,14 @@ impl InputHealth {
         self.0.lock().backlog = backlog;
     }
 
-    /// Returns the state of the source or inbox `name`, which has its kind as prefix.
+    /// Returns the state of the source or inbox `name`. The name begins with the kind and a colon, which are left out.
     pub fn view<const N: usize>(
         &self,
         kind: InputKind,
         name: &str,
         processed: [(&'static str, &AtomicU64); N],
     ) -> InputView {
-        let Shown { down, backlog } = self.0.lock().clone();
+        let HealthState { down, backlog } = self.0.lock().clone();
         let (down_since, down_reason) = down.unzip();
         InputView {
             name: name.split_once(':').map_or(name, |(_, name)| name).to_owned(),
@@ -71,7 +71,7 @@ impl Engine {
         sources.chain(self.inputs.inboxes.iter().map(|inbox| inbox.view())).collect()
     }
 
-    /// Returns the state of the sources and inboxes of every live node. Of other nodes it is some seconds old.
+    /// Returns the state of the sources and inboxes of every live node. That of other nodes may be some seconds old.
     pub async fn input_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>, StoreError> {
         let mut reports = self.store.node_reports(now).await?;
         // A node that has just lost its lease is not in the list until it joins again.

@@ -1,4 +1,4 @@
-//! Stores when API keys were last used, many together: a request only notes the time in memory.
+//! Stores when API keys were last used, in batches. A request only records the time in memory.
 
 use std::collections::HashMap;
 

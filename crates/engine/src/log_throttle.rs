@@ -18,7 +18,7 @@ struct Period {
 
 impl LogThrottle {
     /// Counts an event. Returns whether to log it by itself.
-    pub fn admits(&self, now: Timestamp) -> bool {
+    pub fn admit(&self, now: Timestamp) -> bool {
         let mut period = self.0.lock();
         let is_over = period.as_ref().is_none_or(|period| period.ends_at <= now && period.suppressed == 0);
         if is_over {
@@ -53,18 +53,18 @@ mod tests {
     #[test]
     fn the_first_events_of_a_period_are_logged_and_the_rest_counted_once() {
         let (throttle, at) = (LogThrottle::default(), Timestamp::from_ms);
-        let admitted = (0..25).filter(|ms| throttle.admits(at(*ms))).count();
+        let admitted = (0..25).filter(|ms| throttle.admit(at(*ms))).count();
         assert_eq!((admitted, throttle.summary_at()), (10, Some(at(PERIOD_MS))));
         assert_eq!(throttle.take_suppressed(at(PERIOD_MS - 1)), None);
         assert_eq!(throttle.take_suppressed(at(PERIOD_MS)), Some(15));
         assert_eq!((throttle.take_suppressed(at(PERIOD_MS)), throttle.summary_at()), (None, None));
-        assert!(throttle.admits(at(PERIOD_MS + 1)), "a new period has begun");
+        assert!(throttle.admit(at(PERIOD_MS + 1)), "a new period has begun");
     }
 
     #[test]
     fn a_few_events_need_no_summary() {
         let (throttle, at) = (LogThrottle::default(), Timestamp::from_ms);
-        assert!(throttle.admits(at(0)) && throttle.admits(at(PERIOD_MS)));
+        assert!(throttle.admit(at(0)) && throttle.admit(at(PERIOD_MS)));
         assert_eq!((throttle.summary_at(), throttle.take_suppressed(at(3 * PERIOD_MS))), (None, None));
     }
 }

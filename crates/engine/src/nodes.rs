@@ -36,7 +36,7 @@ impl CurrentNode {
     }
 }
 
-/// Since when this node has renewed its lease without a break, and when it last did.
+/// When this node began to renew its lease without interruption, and when it last renewed it.
 #[derive(Default)]
 pub struct LeaseHistory(Mutex<Option<(Timestamp, Timestamp)>>);
 
@@ -69,7 +69,7 @@ pub struct Lease {
     node: CurrentNode,
     pub(crate) history: LeaseHistory,
     lease_ms: i64,
-    /// One renewal serves all that wait for it.
+    /// Makes one renewal serve all callers that wait for it.
     renewing: tokio::sync::Mutex<()>,
 }
 
@@ -137,7 +137,7 @@ pub async fn recover_dead(
     Ok(Round { handled, more: handled > 0, next_at: None })
 }
 
-/// Lets the clock of this process follow that of a shared database, so that all nodes have the same time.
+/// Adjusts the clock of this process to that of a shared database, so that all nodes have the same time.
 ///
 /// A node whose system clock is wrong, or is set while it runs, would declare the others dead or delay what they scheduled.
 pub async fn follow_database_clock(store: &dyn Store) -> Result<(), StoreError> {
@@ -148,7 +148,8 @@ pub async fn follow_database_clock(store: &dyn Store) -> Result<(), StoreError> 
     Ok(())
 }
 
-/// Renews this node's lease and reports the state of its sources and inboxes. If another node has declared it dead, drops everything and joins again as a new node.
+/// Renews this node's lease and reports the state of its sources and inboxes. If another node has declared this one
+/// dead, drops everything and joins again as a new node.
 pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let lease_ms = ms(engine.config.node_lease);
     if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {

@@ -4,7 +4,7 @@
 //! under the id it was given. An ephemeral pool starts one process per job; the job is `SCHEDULED` until the process has
 //! connected. A process that crashes at its start is started again with a growing delay.
 //!
-//! Each process runs under a guard that kills it with everything it has started when this server ends, however it ends.
+//! Each process runs under a guard, which kills it and everything it has started when this server ends for any reason.
 
 mod output;
 mod process;
@@ -106,7 +106,7 @@ impl EndedProcess {
 impl EndedProcess {
     /// Returns whether it ended without doing any work: it never connected, or ended successfully without having had a job.
     ///
-    /// Without this rule a command that ends at once, such as `true`, would be started again without a pause.
+    /// Without this rule a command that exits immediately, such as `true`, would be started again without a pause.
     fn has_done_nothing(&self, worker: Option<&ConnectedWorker>) -> bool {
         match (self.end.is_success(), worker) {
             (true, Some(worker)) if worker.state().is_operational() => !worker.has_received_jobs(),
@@ -266,7 +266,7 @@ impl Pool {
         }
     }
 
-    /// Updates each member: its connection, whether it can be started, whether it is late, spent or idle.
+    /// Updates each member: its connection, whether it can be started, whether it is late, used up or idle.
     fn update_members(&self, engine: &Engine, now: Timestamp) -> usize {
         let mut handled = 0;
         let mut removed = Vec::new();

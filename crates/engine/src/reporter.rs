@@ -24,7 +24,7 @@ use crate::{
 /// Ends that may wait. Beyond that, slots wait before they take another job.
 const MAX_WAITING: usize = 10_000;
 const BATCH: usize = 2_000;
-/// How much of an error is logged. The job has all of it.
+/// How much of an error is logged. The whole error is stored with the job.
 const LOGGED_ERROR_BYTES: usize = 200;
 
 /// Where to confirm that an end is stored.
@@ -84,7 +84,7 @@ impl Reporter {
     }
 
     /// Adds a receipt to an end that is repeated before it is stored. Returns the receipt if no such end waits.
-    pub fn join(
+    pub fn add_receipt(
         &self,
         id: JobId,
         run: Option<Run>,
@@ -106,12 +106,12 @@ impl Reporter {
     }
 
     /// Waits until every end that this worker has reported is stored.
-    pub async fn flushed_for(&self, worker: WorkerId) {
+    pub async fn wait_until_worker_flushed(&self, worker: WorkerId) {
         self.wait_while(|queue| queue.iter().any(|pending| pending.end.worker == worker)).await;
     }
 
     /// Waits until no end of this job waits.
-    pub async fn flushed_job(&self, id: JobId) {
+    pub async fn wait_until_job_flushed(&self, id: JobId) {
         self.wait_while(|queue| queue.iter().any(|pending| pending.end.id == id)).await;
     }
 
@@ -156,7 +156,7 @@ impl Reporter {
         let measured: Vec<&RunEnd> =
             stored.iter().zip(&accepted).filter(|(_, accepted)| **accepted).map(|(pending, _)| &pending.end).collect();
         self.measures.jobs.add(&measured);
-        self.job_queue.finished(store, measured.iter().copied());
+        self.job_queue.record_ends(store, measured.iter().copied());
         let stale = self.acknowledge(stored, &accepted, now);
         if !stale.is_empty() {
             store.run_update(stale, now).await?;
@@ -167,13 +167,13 @@ impl Reporter {
     /// Logs a job that has failed permanently.
     fn log_dead_letter(&self, end: &RunEnd, now: Timestamp) {
         let RunOutcome::Failed { error, reason } = &end.outcome else { return };
-        if self.dead_letter_log.admits(now) {
+        if self.dead_letter_log.admit(now) {
             let (reason, error) = (reason.as_str(), error.get(..error.floor_char_boundary(LOGGED_ERROR_BYTES)));
             tracing::warn!(job = %end.id, run = end.run, reason, error, "job dead-lettered");
         }
     }
 
-    /// Answers all receipts. Returns the traces of rejected reports for the logs of their jobs.
+    /// Answers all receipts. Returns entries for the logs of the jobs whose reports were rejected.
     fn acknowledge(&self, stored: Vec<PendingEnd>, accepted: &[bool], now: Timestamp) -> Vec<RunUpdate> {
         let mut stale = Vec::new();
         // Acknowledgements of one worker mostly follow each other, and are sent together.
@@ -184,7 +184,7 @@ impl Reporter {
                 self.bus.changed(end.id, end.outcome.state(), Some(end.run), end.at);
                 self.log_dead_letter(&end, now);
                 if let (Some(tracer), Some(trace)) = (&self.tracer, trace) {
-                    tracer.run_ended(*trace, &end);
+                    tracer.export_run(*trace, &end);
                 }
             } else {
                 tracing::warn!(job = %end.id, run = end.run, "late report rejected");

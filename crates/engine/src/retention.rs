@@ -1,5 +1,5 @@
 //! Deletes finished jobs and tasks, events and history that are older than their retention, in small batches, and creates the
-//! partitions of the coming days. Reclaims lanes that have no jobs any more.
+//! partitions of the coming days. Reclaims lanes that no longer have jobs.
 
 use std::time::Duration;
 

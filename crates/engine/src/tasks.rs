@@ -1,7 +1,7 @@
 //! Fires the timers of tasks, notifies tasks of jobs that have ended, and starts queued tasks.
 //!
-//! There is no leader: the store gives each due task to one node under the lock of its row, and what follows from a timer is
-//! one transaction with it.
+//! There is no leader: the store assigns each due task to one node under the lock of its row. A timer and everything
+//! that it causes are one transaction.
 
 use std::sync::{
     Arc,

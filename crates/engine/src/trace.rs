@@ -92,7 +92,7 @@ fn trace_task(id: TaskId, view: TaskView) -> TraceTask {
     }
 }
 
-/// Returns the history of a task, what people did to it, and the webhooks about its approvals.
+/// Returns the history of a task, the audit entries about it, and the webhooks about its approvals.
 async fn task_entries(store: &dyn Store, id: TaskId, omitted: &mut Vec<String>) -> Result<Vec<TraceEntry>, StoreError> {
     let mut records = store.task_history(id, 0, MAX_RECORDS + 1).await?;
     if records.len() > MAX_RECORDS {
@@ -124,7 +124,7 @@ fn task_entry(id: TaskId, record: &Record) -> TraceEntry {
     }
 }
 
-/// Returns what people did to a job or a task, the oldest first.
+/// Returns the audit entries about a job or a task, the oldest first.
 async fn audit(store: &dyn Store, target: &str) -> Result<Vec<TraceEntry>, StoreError> {
     let filter = AuditFilter { target: Some(target.to_owned()), ..AuditFilter::default() };
     let actions = store.audit_list(filter, MAX_AUDIT).await?.into_iter().rev().map(|action| {

@@ -370,9 +370,9 @@ impl Webhooks {
         let counter = if next == WebhookNext::Delivered { &self.delivered } else { &self.failed };
         counter.fetch_add(1, Ordering::Relaxed);
         if let Some(tracer) = &self.tracer {
-            tracer.webhook_attempted(delivery, outcome.status, outcome.error.as_deref(), (started_at, at));
+            tracer.export_webhook_attempt(delivery, outcome.status, outcome.error.as_deref(), (started_at, at));
         }
-        if next == WebhookNext::Failed && self.failure_log.admits(at) {
+        if next == WebhookNext::Failed && self.failure_log.admit(at) {
             let (host, attempts, error) = (&delivery.host, delivery.attempt, outcome.error.as_deref());
             tracing::warn!(webhook = %delivery.id, subject = %delivery.subject, host, attempts, error, "webhook failed");
         }

@@ -1,7 +1,8 @@
 //! Explains the state of a job: what it waits for, which worker has it, how it ended.
 //!
-//! The answer comes from the store, so any node can give it; only the times of breakers are known to the node alone that the
-//! worker is connected to. All reasons are listed, not only the first: a person who removes one should know what comes next.
+//! The explanation comes from the store, so any node can give it. The one exception is the state of a worker's breaker,
+//! which only the node that the worker is connected to knows in detail. All reasons are listed, not only the first: a
+//! person who removes one should know which comes next.
 
 use faena_domain::{
     ErrorReason, Explanation, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, WorkerCapabilities,

@@ -34,7 +34,7 @@ impl Drop for KnownChild {
     }
 }
 
-/// Starts a process that is not an orphan.
+/// Starts a child process and records it, so that it does not count as an orphan.
 ///
 /// A process that adopts orphans must start every process with this function.
 pub fn spawn(command: &mut Command) -> io::Result<(Child, KnownChild)> {
@@ -45,11 +45,11 @@ pub fn spawn(command: &mut Command) -> io::Result<(Child, KnownChild)> {
     Ok((child, KnownChild(process)))
 }
 
-pub(crate) fn enable_orphans() {
+pub(crate) fn adopt_orphans() {
     ADOPTS_ORPHANS.store(true, Ordering::Relaxed);
 }
 
-/// Kills every child process that this process did not start, with everything below it. Blocks until they have ended.
+/// Kills every child process that this process did not start, with its descendants. Blocks until they have ended.
 pub(crate) fn kill_orphans() {
     if !ADOPTS_ORPHANS.load(Ordering::Relaxed) {
         return;
@@ -61,7 +61,7 @@ pub(crate) fn kill_orphans() {
     }
 }
 
-/// Kills the children of this process that are selected, with everything below them, until there are none. Returns `false` if some
+/// Kills the selected children of this process, with their descendants, until none are left. Returns `false` if some
 /// are left after `limit`.
 ///
 /// A process that forks and ends all the time is caught in one of the rounds, which follow each other without a pause.
@@ -75,7 +75,7 @@ pub(crate) fn kill_children(is_selected: &dyn Fn(u32) -> bool, limit: Option<Dur
         for child in &children {
             kill_tree(*child);
         }
-        let ended = children.iter().filter(|child| has_ended(**child)).count();
+        let ended = children.iter().filter(|child| reap(**child)).count();
         if limit.is_some_and(|limit| started.elapsed() > limit) {
             return false;
         }
@@ -85,7 +85,7 @@ pub(crate) fn kill_children(is_selected: &dyn Fn(u32) -> bool, limit: Option<Dur
     }
 }
 
-/// Kills a process, then what it has started: it cannot start more.
+/// Kills a process and its descendants. Each is killed after its children are listed, so that it cannot start more.
 fn kill_tree(root: u32) {
     let mut seen = HashSet::new();
     let mut waiting = vec![root];
@@ -99,8 +99,8 @@ fn kill_tree(root: u32) {
     }
 }
 
-/// Removes a process that has ended from the process table.
-fn has_ended(process: u32) -> bool {
+/// Removes a process from the process table if it has ended. Returns whether it has.
+fn reap(process: u32) -> bool {
     pid(process).is_none_or(|pid| !matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None)))
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn pid(process: u32) -> Option<Pid> {
     i32::try_from(process).ok().and_then(Pid::from_raw)
 }
 
-/// Returns the children of a process, of all its threads.
+/// Returns the children of a process, which its threads may have started.
 fn children_of(process: u32) -> Vec<u32> {
     let threads: Vec<_> = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten().collect();
     let lists: Vec<String> =

@@ -16,7 +16,7 @@ pub fn create(path: &Path) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(0o700))
 }
 
-/// Removes a folder with its content, also folders that their program made read-only. It need not exist.
+/// Removes a folder with its content, including folders that their program made read-only. The folder need not exist.
 pub fn remove(path: &Path) {
     let removed = match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -28,7 +28,7 @@ pub fn remove(path: &Path) {
     if let Err(error) = removed
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(folder = %path.display(), %error, "working directory of a program not removed");
+        tracing::warn!(folder = %path.display(), %error, "cannot remove working directory");
     }
 }
 

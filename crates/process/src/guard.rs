@@ -86,7 +86,7 @@ pub(crate) fn guarded_name(name: &OsStr) -> OsString {
     guarded
 }
 
-/// Carries out the commands of the server. The end of the input means: kill.
+/// Executes the commands of the server. Kills the program at the end of the input.
 fn handle_commands(process: Pid) {
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         if line == TERMINATE {

@@ -1,11 +1,13 @@
-//! Runs programs so that none of their processes survives, and so that they cannot read the environment or memory of this process.
+//! Runs programs so that none of their processes outlives them, and so that they cannot read the environment or memory
+//! of this process.
 //!
-//! Between this process and a program is a guard (`faena guard`). Every process that the program starts, also one that leaves its
-//! group and session, becomes a child of the guard when its parent ends, because the guard is a subreaper. The guard kills them all
-//! when the program ends, or when this process ends, however it ends. If the guard is killed, its processes become children of this
-//! process, which kills them (`children`).
+//! A guard (`faena guard`) runs between this process and a program. Every process that the program starts, including
+//! one that leaves its group and session, becomes a child of the guard when its parent ends, because the guard is a
+//! subreaper. The guard kills them all when the program ends, or when this process ends for any reason. If the guard is
+//! killed, its processes become children of this process, which kills them (`children`).
 //!
-//! The guard starts without any variable that influences it: those of the program have a prefix until the program starts.
+//! The guard starts without any environment variable that influences it: the variables of the program have a prefix
+//! until the program starts.
 
 mod children;
 mod end;

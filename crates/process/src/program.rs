@@ -103,7 +103,7 @@ impl RunningEnd {
 
 /// Starts a program. `guard` is the `faena` binary.
 ///
-/// Without a guard only the process group of the program is killed, and only by this process: for tests of callers.
+/// Without a guard, only this process kills the program, and only its process group. Callers use that in tests.
 ///
 /// # Errors
 /// If the guard, or the program without a guard, cannot be started. A guard reports that it cannot start its program as the end of
@@ -221,7 +221,7 @@ async fn pass_commands(
             }
         }
     }
-    // The end of its input makes the guard kill its program.
+    // At the end of its input, the guard kills its program.
     drop(writer);
     if tokio::time::timeout(KILL_LIMIT, guard.wait()).await.is_err() {
         let _ = guard.kill().await;

@@ -9,10 +9,10 @@ use rustix::{
 
 use crate::children;
 
-/// Forbids programs of the same user to read the environment and the memory of this process, and to trace it.
+/// Keeps programs of the same user from reading the environment and memory of this process, and from tracing it.
 ///
-/// Has no effect on programs of root, or with `CAP_SYS_PTRACE`, `CAP_PERFMON` or `CAP_SYS_ADMIN`. Also disables core dumps of this
-/// process.
+/// Has no effect on programs that run as root or have `CAP_SYS_PTRACE`, `CAP_PERFMON` or `CAP_SYS_ADMIN`. Also disables
+/// core dumps of this process.
 pub fn forbid_inspection() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "environment of this process not protected from programs of the same user");
@@ -22,7 +22,7 @@ pub fn forbid_inspection() {
 /// Makes this process the parent of the processes whose guard was killed, so that it can kill them.
 pub fn adopt_orphans() {
     match set_child_subreaper(Some(getpid())) {
-        Ok(()) => children::enable_orphans(),
+        Ok(()) => children::adopt_orphans(),
         Err(error) => tracing::warn!(%error, "cannot adopt orphaned processes, they survive if their guard is killed"),
     }
 }
@@ -35,7 +35,7 @@ pub(crate) fn restrict_guard() {
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
     // A program that became another user could not be killed.
     let _ = set_no_new_privs(true);
-    // Keeps a program of root from tracing this server. It can still read its environment: the sandbox needs `CAP_SYS_ADMIN`. Fails
-    // for other users, who have neither.
+    // Keeps a program that runs as root from tracing this server. It can still read the server's environment, because
+    // the sandbox needs `CAP_SYS_ADMIN`. Fails for other users, who have neither capability.
     let _ = remove_capability_from_bounding_set(CapabilitySet::SYS_PTRACE);
 }

@@ -5,8 +5,8 @@ use std::{fmt, str::FromStr};
 const DEFAULT_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// Where Redis is: `redis://user:password@host:6379/0`, `rediss://…` for TLS, several hosts of a cluster separated by commas, or
-/// `redis+sentinel://host:26379,host:26379/master-name`.
+/// Address of Redis: `redis://user:password@host:6379/0`, `rediss://…` for TLS, several hosts of a cluster separated by
+/// commas, or `redis+sentinel://host:26379,host:26379/master-name`.
 ///
 /// `Display` and `Debug` omit user names and passwords.
 #[derive(Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum AddressError {
     Port,
     #[error("the database after the host must be a number, like redis://host:6379/0")]
     Database,
-    #[error("no name of a master; write redis+sentinel://host:26379/master-name")]
+    #[error("no master name; write redis+sentinel://host:26379/master-name")]
     NoMaster,
     #[error("unknown parameter; a sentinel URL may have sentinel_username and sentinel_password, other URLs have none")]
     Parameter,
@@ -51,7 +51,7 @@ impl RedisAddress {
         self.login.password.as_deref().into_iter().chain(sentinel).filter(|secret| !secret.is_empty())
     }
 
-    /// Removes the passwords from a text of the client library or of Redis.
+    /// Removes the passwords from a message of the client library or of Redis.
     pub(crate) fn redact(&self, text: &str) -> String {
         self.secrets().fold(text.to_owned(), |text, secret| text.replace(secret, "***"))
     }

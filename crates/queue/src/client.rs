@@ -1,4 +1,4 @@
-//! Sends commands: many in one round trip, over one connection that is opened again after a failure, with growing pauses.
+//! Sends commands to Redis, many per round trip, over one connection that is reopened with backoff after a failure.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -87,7 +87,8 @@ impl Client {
         self.outage.lock().clone()
     }
 
-    /// Returns the connection, opens it if there is none. While a pause lasts it fails immediately.
+    /// Returns the connection, and opens it if there is none. Fails immediately during the pause after a failed
+    /// attempt.
     pub async fn connection(&self) -> Result<Connection, QueueError> {
         let mut state = self.state.lock().await;
         if let Some(connection) = &state.connection {
@@ -103,7 +104,7 @@ impl Client {
                 *state = State { connection: Some(connection.clone()), retry: None };
                 self.connections.fetch_add(1, Ordering::AcqRel);
                 if self.outage.lock().take().is_some() {
-                    tracing::info!(address = %self.address, "connected to Redis again");
+                    tracing::info!(address = %self.address, "reconnected to Redis");
                 }
                 Ok(connection)
             }
@@ -141,7 +142,7 @@ impl Client {
         for answer in answers {
             match answer {
                 Ok(value) => values.push(value),
-                Err(error) => return Err(self.failed(&error).await),
+                Err(error) => return Err(self.handle_error(&error).await),
             }
         }
         Ok(values)
@@ -159,12 +160,12 @@ impl Client {
         pipeline.ignore_errors();
         match pipeline.query_async(&mut connection.redis).await {
             Ok(answers) => Ok(answers),
-            Err(error) => Err(self.failed(&error).await),
+            Err(error) => Err(self.handle_error(&error).await),
         }
     }
 
-    /// Decides what an error means, and closes a connection that cannot be used any more.
-    async fn failed(&self, error: &RedisError) -> QueueError {
+    /// Converts an error of Redis, and closes a connection that has become unusable.
+    async fn handle_error(&self, error: &RedisError) -> QueueError {
         let cause = self.address.redact(&error.to_string());
         if error.code() == Some("NOTFILLED") || cause.contains("NOTFILLED") {
             return QueueError::NotFilled;
@@ -198,8 +199,8 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// Returns whether another connection may help: the connection is broken, or this server does not have the keys (any more), or does
-/// not accept writes.
+/// Returns whether a new connection may help: this one is broken, or this server no longer has the keys or does not
+/// accept writes.
 fn needs_new_connection(error: &RedisError) -> bool {
     let server = match error.kind() {
         ErrorKind::Server(kind) => kind,
@@ -214,7 +215,7 @@ fn needs_new_connection(error: &RedisError) -> bool {
         _ => return true,
     };
     match server {
-        // Before Redis 7 the reason of a script's failure is only in the text.
+        // Before Redis 7, the reason why a script failed is only in the text.
         ServerErrorKind::ResponseError => {
             ["READONLY", "OOM command", "MISCONF"].iter().any(|code| error.to_string().contains(code))
         }

@@ -53,7 +53,7 @@ async fn by_sentinel(
         .query_async(&mut connection)
         .await
         .map_err(describe)?;
-    let host = found.ok_or_else(|| format!("the sentinel knows no master {master:?}"))?;
+    let host = found.ok_or_else(|| format!("the sentinel does not know the master {master:?}"))?;
     direct(address, &host, prefix, timeout).await
 }
 
@@ -64,7 +64,7 @@ async fn direct(
     timeout: Duration,
 ) -> Result<Connection, String> {
     let mut redis = open(address, host, &address.login, address.database, timeout).await?;
-    // A server that is loading its data, or wants a password, says so here.
+    // A server that is loading its data, or needs a password, answers with an error here.
     let _: Value = redis::cmd("PING").query_async(&mut redis).await.map_err(describe)?;
     let info: String = redis::cmd("INFO").arg("cluster").query_async(&mut redis).await.unwrap_or_default();
     let is_cluster = info.contains("cluster_enabled:1");
@@ -81,7 +81,7 @@ async fn direct(
 
 /// Fails for a replica: after a failover the previous master may answer, and must not be used.
 async fn check_master(redis: &mut MultiplexedConnection) -> Result<(), String> {
-    // A login may be denied this command; then the first write shows it.
+    // The login may not be allowed to run this command. Then the first write fails on a replica.
     let info: String = redis::cmd("INFO").arg("replication").query_async(redis).await.unwrap_or_default();
     if info.contains("role:slave") { Err("it is a replica, not the master".into()) } else { Ok(()) }
 }

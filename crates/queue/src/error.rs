@@ -1,13 +1,13 @@
-//! The error of every operation.
+//! The error type of all operations.
 
 /// Why an operation failed in Redis. Never contains a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// There is no usable connection. The client connects again, with growing pauses.
+    /// There is no usable connection. The client reconnects with backoff.
     #[error("Redis at {address} is not available: {cause}")]
     Unavailable { address: String, cause: String },
-    /// The data is not there, or of an older format: Redis was flushed, restarted without its data, or never filled.
-    #[error("the queue in Redis is empty or of another format; it is filled from the database")]
+    /// The data is missing or has an older format: Redis was flushed, restarted without its data, or never filled.
+    #[error("the queue in Redis is empty or has another format; Faena fills it from the database")]
     NotFilled,
     /// A newer Faena has written the data.
     #[error(

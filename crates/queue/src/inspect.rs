@@ -1,4 +1,4 @@
-//! Looks at the server and at what is in the queue, without changing anything. For `faena doctor`.
+//! Inspects the Redis server and the content of the queue for `faena doctor`. Changes nothing.
 
 use crate::{
     QueueError, RedisQueue,
@@ -6,11 +6,11 @@ use crate::{
     redis_queue::{plain, read},
 };
 
-/// Most rounds of one search for keys: a server that is shared with other programs may have many.
+/// Maximum number of `SCAN` calls per search: a server that is shared with other programs may have many keys.
 const SCAN_ROUNDS: usize = 1_000;
 const KEYS_PER_ROUND: usize = 1_000;
 
-/// What the server says about itself.
+/// What the Redis server reports about itself.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServerInfo {
     pub version: String,
@@ -44,14 +44,14 @@ impl RedisQueue {
         Ok(text.map(|text| text.parse().unwrap_or(0)))
     }
 
-    /// Returns the members of the jobs in flight.
+    /// Returns the stored ids of the jobs in flight. Foreign clients may have added any text.
     pub async fn in_flight(&self) -> Result<Vec<String>, QueueError> {
         let mut connection = self.client.connection().await?;
         let command = plain("HKEYS", &connection.keys.processing());
         read(self.client.run(&mut connection, &[command]).await?.into_iter().next())
     }
 
-    /// Returns up to `limit` keys under the prefix that are not of the queue.
+    /// Returns up to `limit` keys under the prefix that do not belong to the queue.
     pub async fn unknown_keys(&self, limit: usize) -> Result<Vec<String>, QueueError> {
         let mut connection = self.client.connection().await?;
         let mut unknown = Vec::new();
@@ -67,7 +67,7 @@ impl RedisQueue {
                 break;
             }
         }
-        // A search may find a key twice.
+        // `SCAN` may return a key twice.
         unknown.sort();
         unknown.dedup();
         unknown.truncate(limit);

@@ -1,4 +1,4 @@
-//! The names of the keys.
+//! Names of the keys in Redis.
 
 /// Prefix of the task scheduler service.
 pub const DEFAULT_PREFIX: &str = "scheduler";
@@ -87,27 +87,27 @@ impl Keys {
         self.of(&format!("queue:lane:{lane}"))
     }
 
-    /// Which node compares Redis with the database.
+    /// The node that compares Redis with the database.
     pub fn reconciler(&self) -> String {
         self.of("reconciler")
     }
 
-    /// Matches every key under the prefix. A prefix has no characters with a meaning in patterns.
+    /// Pattern that matches every key under the prefix. A prefix contains no characters that are special in patterns.
     pub fn pattern(&self) -> String {
         self.of("*")
     }
 
-    /// Returns whether a key under the prefix is one of the queue.
+    /// Returns whether a key under the prefix belongs to the queue.
     pub fn is_known(&self, key: &str) -> bool {
         let lane = self.of("queue:lane:");
         let others = [self.workers(), self.processed(), self.failed(), self.reconciler()];
         key.strip_prefix(&lane).is_some_and(|number| number.parse::<i32>().is_ok())
             || others.iter().any(|known| known == key)
-            || self.of_scripts().iter().any(|known| known == key)
+            || self.script_keys().iter().any(|known| known == key)
     }
 
-    /// The keys that every script gets, in this order. Keys of lanes and counters follow.
-    pub fn of_scripts(&self) -> Vec<String> {
+    /// Returns the keys that every script receives, in this order. Keys of lanes and counters follow.
+    pub fn script_keys(&self) -> Vec<String> {
         vec![
             self.meta(),
             self.priority(),

@@ -4,8 +4,8 @@
 //! entries that are missing or wrong in Redis are restored from the database. So every operation may be repeated, and an error in
 //! Redis never loses a job.
 //!
-//! `keys.rs` names the keys, `scripts/` has one Lua script per move, `client.rs` connects, `redis_queue.rs` has the operations,
-//! `inspect.rs` what `faena doctor` looks at.
+//! `keys.rs` names the keys, `scripts/` contains one Lua script per move, `client.rs` connects, `redis_queue.rs`
+//! contains the operations, and `inspect.rs` reads what `faena doctor` checks.
 
 mod address;
 mod client;
@@ -21,6 +21,6 @@ pub use error::QueueError;
 pub use inspect::ServerInfo;
 pub use keys::{DEFAULT_PREFIX, is_valid_prefix};
 pub use redis_queue::{
-    Begun, FORMAT, FinishedJob, GrantedJob, LaneTake, Move, Placement, QueueSet, QueueStats, ReadyEntry, RedisQueue,
-    RedisQueueOptions, RunResult, TakeRequest, TakenJob, WorkerEntry,
+    BeginResult, FORMAT, FinishedJob, GrantedJob, LaneTake, Move, Placement, QueueSet, QueueStats, ReadyEntry,
+    RedisQueue, RedisQueueOptions, RunResult, TakeRequest, TakenJob, WorkerEntry,
 };

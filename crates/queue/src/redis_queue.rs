@@ -25,7 +25,7 @@ use crate::{
 /// Version of the keys and of what is in them.
 pub const FORMAT: u32 = 1;
 
-/// Maximum number of jobs in one call of a script: a script blocks the whole server.
+/// Maximum number of jobs in one script call: a script blocks the whole Redis server.
 const JOBS_PER_CALL: usize = 500;
 
 pub struct RedisQueueOptions {
@@ -41,7 +41,8 @@ pub struct RedisQueue {
     pub(crate) client: Client,
 }
 
-/// A ready job. `score` is its ready time plus the offset of its priority; for a delayed job, the time it waits for.
+/// A job in the queue. The score of a ready job is its ready time plus the offset of its priority; the score of a
+/// delayed job is its due time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadyEntry {
     pub id: Uuid,
@@ -86,7 +87,7 @@ pub enum Move {
     Remove { id: Uuid, lane: i32 },
 }
 
-/// What an entry replaces.
+/// Whether an entry replaces that of a job in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
     /// The job is moved from wherever it is.
@@ -153,7 +154,7 @@ impl QueueSet {
     }
 }
 
-/// What is in the queue.
+/// Number of entries in each set of the queue.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct QueueStats {
     pub priority: u64,
@@ -165,7 +166,7 @@ pub struct QueueStats {
 
 /// Result of [`RedisQueue::begin`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Begun {
+pub struct BeginResult {
     /// Format of the data that was there.
     pub found: Option<u32>,
     /// Whether keys had values of another type, which were deleted.
@@ -214,7 +215,7 @@ impl RedisQueue {
     }
 
     /// Prepares the keys: data of an older format and values of another type are deleted.
-    pub async fn begin(&self, lanes: &[i32], now_ms: i64) -> Result<Begun, QueueError> {
+    pub async fn begin(&self, lanes: &[i32], now_ms: i64) -> Result<BeginResult, QueueError> {
         let mut connection = self.client.connection().await?;
         let arguments = vec![FORMAT.to_string(), now_ms.to_string()];
         let command = script(&scripts::BEGIN, &connection, lanes, arguments);
@@ -223,7 +224,9 @@ impl RedisQueue {
         let format = u32::try_from(found).ok().filter(|format| *format > 0);
         match format {
             Some(found) if found > FORMAT => Err(QueueError::NewerFormat { found, known: FORMAT }),
-            found_format => Ok(Begun { found: found_format, had_foreign_keys: found < 0, must_fill: must_fill == 1 }),
+            found_format => {
+                Ok(BeginResult { found: found_format, had_foreign_keys: found < 0, must_fill: must_fill == 1 })
+            }
         }
     }
 
@@ -290,7 +293,8 @@ impl RedisQueue {
         })
     }
 
-    /// Returns members of a set with their scores, in order, from the position `from` on. Foreign clients may have added any text.
+    /// Returns up to `count` members of a set with their scores, in order, starting at the position `from`. Foreign
+    /// clients may have added any text.
     pub async fn page(&self, set: QueueSet, from: usize, count: usize) -> Result<Vec<(String, i64)>, QueueError> {
         let mut connection = self.client.connection().await?;
         let mut command = redis::cmd("ZRANGE");
@@ -347,7 +351,7 @@ impl RedisQueue {
         self.client.run(&mut connection, &[Command::Plain(command)]).await.map(drop)
     }
 
-    /// Removes entries of jobs in flight that are not ids of jobs.
+    /// Removes entries among the jobs in flight that are not job ids.
     pub async fn remove_processing(&self, members: &[String]) -> Result<(), QueueError> {
         if members.is_empty() {
             return Ok(());
@@ -367,7 +371,7 @@ impl RedisQueue {
         self.client.run(&mut connection, &[command]).await.map(drop)
     }
 
-    /// Makes this node the one that compares Redis with the database. Fails for another node until the time has passed.
+    /// Makes this node the reconciler for `duration`. Returns `false` while another node is the reconciler.
     pub async fn lead(&self, node: Uuid, duration: Duration) -> Result<bool, QueueError> {
         let mut connection = self.client.connection().await?;
         let key = connection.keys.reconciler();
@@ -383,12 +387,12 @@ pub(crate) fn plain(name: &str, key: &str) -> Command {
 }
 
 fn script(script: &'static MoveScript, connection: &Connection, lanes: &[i32], arguments: Vec<String>) -> Command {
-    let mut keys = connection.keys.of_scripts();
+    let mut keys = connection.keys.script_keys();
     keys.extend(lanes.iter().map(|lane| connection.keys.lane(*lane)));
     Command::Script { script, keys, arguments }
 }
 
-/// Returns what the moves of one call of a script have in common.
+/// Returns the kind, lane and lease of a move. One script call applies moves for which they are equal.
 fn kind_and_lane(one: &Move) -> (u8, i32, i64) {
     match one {
         Move::Put(entry) => (0, entry.lane, 0),
@@ -431,7 +435,7 @@ fn command(connection: &Connection, moves: &[Move], placement: Placement) -> Com
         Some(Move::Grant(_)) => &scripts::GRANT,
         Some(Move::Remove { .. }) => &scripts::REMOVE,
         Some(Move::Finish(_)) | None => {
-            let mut keys = connection.keys.of_scripts();
+            let mut keys = connection.keys.script_keys();
             keys.extend([connection.keys.processed(), connection.keys.failed()]);
             return Command::Script { script: &scripts::FINISH, keys, arguments };
         }

@@ -1,4 +1,4 @@
-//! The scripts. Each is one atomic move.
+//! The Lua scripts of the queue. Redis runs each of them atomically.
 
 use std::sync::LazyLock;
 

@@ -81,7 +81,7 @@ pub struct JobLog<T> {
     pub next_cursor: Option<String>,
 }
 
-/// What a page of a list says about itself and the whole list, in the body and in headers.
+/// Information about a page and the whole list, in the body and in headers.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PageInfo {
@@ -168,7 +168,7 @@ list! {
     DeadLetterList { data: DeadLetterView }
 }
 
-/// A dead-lettered job, with its fields under the names of the task-scheduler API too.
+/// A dead-lettered job, with some fields also under their names in the task-scheduler API.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetterView {
@@ -344,7 +344,7 @@ pub struct QueueView {
     pub pending: u64,
     pub retrying: u64,
     pub running: u64,
-    /// Since when the oldest job in `depth` has been ready, and how long that is.
+    /// When the oldest job in `depth` became ready, and how long ago that was.
     pub oldest: Option<Timestamp>,
     pub waiting_ms: Option<u64>,
     /// Runs that ended in the last minute; `null` if not known yet.
@@ -447,7 +447,7 @@ list! {
 pub struct RunList {
     pub next_runs: Vec<ScheduledRun>,
     pub timezone: String,
-    /// Timing in words.
+    /// Human-readable description of the timing.
     pub explanation: String,
 }
 
@@ -528,10 +528,10 @@ pub struct Checks {
     pub redis: Option<RedisCheck>,
     pub workers: WorkersCheck,
     pub loops: Vec<LoopCheck>,
-    /// The sources and inboxes of the node that answers.
+    /// The sources and inboxes of the node that sent this response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<InputCheck>,
-    /// The sinks of the node that answers.
+    /// The sinks of the node that sent this response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sinks: Vec<InputCheck>,
 }

@@ -95,15 +95,15 @@ pub struct TaskMetrics {
     pub by_status: BTreeMap<String, u64>,
     /// Tasks that wait for a decision.
     pub approvals_waiting: u64,
-    /// Since when the one that has waited longest for a decision waits.
+    /// When the task that has waited longest for a decision began to wait.
     pub oldest_approval_at: Option<Timestamp>,
-    /// Since when the running or paused task that has been in its state longest is there.
+    /// When the running or paused task that has been in its state longest entered that state.
     pub oldest_in_state_at: Option<Timestamp>,
-    /// Since when the first queued task is queued.
+    /// When the task that has been queued longest was queued.
     pub oldest_queued_at: Option<Timestamp>,
     /// When the next timer of a task is due.
     pub next_timer_at: Option<Timestamp>,
-    /// Deadlines that this node found missed since it started.
+    /// Missed deadlines that this node has found since it started.
     pub deadlines_missed: u64,
 }
 

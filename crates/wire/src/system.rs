@@ -22,7 +22,7 @@ pub struct NodeView {
     pub started_at: Timestamp,
     /// When it last renewed its lease.
     pub last_seen_at: Timestamp,
-    /// Whether it is the node that answers.
+    /// Whether it is the node that sent this response.
     pub is_this: bool,
 }
 

@@ -32,7 +32,7 @@ open_enum! {
 }
 
 impl JobState {
-    /// Returns `true` if a job in this state does not change any more, unless it is retried manually.
+    /// Returns `true` if a job in this state no longer changes, unless it is retried manually.
     ///
     /// Returns `false` for an unknown state; [`Job::is_finished`] can decide that too.
     pub fn is_final(&self) -> bool {

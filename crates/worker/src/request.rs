@@ -205,7 +205,7 @@ impl JobRequest {
         self
     }
 
-    /// Sets the earliest time at which the job may run, from now on by the clock of this machine.
+    /// Sets the earliest time at which the job may run, as a delay from now by the clock of this machine.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
         self.scheduled_at(Timestamp::now() + delay)

@@ -104,7 +104,7 @@ impl Runs {
         }
     }
 
-    /// Returns all runs whose handlers have not ended, also reassigned ones.
+    /// Returns all runs whose handlers have not ended, including reassigned ones.
     pub fn all(&self) -> Vec<RunKey> {
         self.runs.keys().copied().collect()
     }

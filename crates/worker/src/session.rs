@@ -1,7 +1,7 @@
 //! The worker's side of the protocol: handles frames from the server and queues frames to send.
 //!
-//! A session knows no socket. The connection passes frames and handler messages in and takes frames out. Connections are lost
-//! and replaced; the session stays, and with it the running jobs and the reports without an acknowledgement.
+//! A session has no socket. The connection passes frames and handler messages in and takes frames out. Connections are
+//! lost and replaced; the session stays, and with it the running jobs and the unacknowledged reports.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

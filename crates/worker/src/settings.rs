@@ -9,7 +9,7 @@ use crate::{address::Address, handler::Handlers};
 pub(crate) struct Settings {
     pub address: Address,
     pub worker_id: String,
-    /// Token of a registration that a worker pool has made for this process.
+    /// Token of the registration that a worker pool has created for this process.
     pub session_token: Option<String>,
     pub name: Option<String>,
     pub concurrency: u32,

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{task::TaskSnapshot, transport::http::task};
 
-/// How often the gateway asks whether a client is there.
+/// How often the gateway pings a client.
 const PING_EVERY: Duration = Duration::from_secs(20);
 /// A client that sends nothing, not even an answer to a ping, for this long is disconnected.
 const SILENCE_LIMIT: Duration = Duration::from_secs(60);
@@ -69,7 +69,7 @@ impl Connection<'_> {
                 Next::Update(task) => self.send_update(&task, None).await?,
                 Next::Tick if self.last_seen.elapsed() > SILENCE_LIMIT => return Err(Closed),
                 Next::Tick => self.send(Message::Ping(Vec::new().into())).await?,
-                Next::Stop => return self.close(close_code::AWAY, "the gateway stops").await,
+                Next::Stop => return self.close(close_code::AWAY, "the gateway is stopping").await,
                 Next::TooSlow => return self.close(close_code::AGAIN, "updates are not read in time").await,
             }
         }
@@ -186,7 +186,8 @@ impl Gateway {
     /// Approves or rejects exactly the plan that the client names.
     async fn decide(&self, id: &str, plan: &str, approve: bool, comment: Option<String>) -> Result<(), String> {
         let task = self.read(id).await?;
-        let approval = task.approval.ok_or_else(|| format!("the task waits for no decision; it is {}", task.state))?;
+        let approval =
+            task.approval.ok_or_else(|| format!("the task is not waiting for a decision; it is {}", task.state))?;
         if approval.subject["planId"] != *plan {
             return Err(format!("plan \"{plan}\" is not the plan of the task; read it again"));
         }

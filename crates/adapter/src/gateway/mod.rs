@@ -132,7 +132,8 @@ async fn connect(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, upgrad
 }
 
 impl Gateway {
-    /// Programs send no origin. A page may connect only if the operator has listed its origin.
+    /// Returns whether a client may connect. Programs send no origin; that of a page must be one that the operator has
+    /// listed.
     fn admits_origin(&self, headers: &HeaderMap) -> bool {
         match headers.get(header::ORIGIN) {
             None => true,

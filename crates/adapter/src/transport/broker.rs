@@ -1,6 +1,6 @@
-//! RabbitMQ and NATS: one queue per service, the type of an event as routing key.
+//! Receives and sends messages through RabbitMQ or NATS. Each service has one queue; the routing key is the event type.
 //!
-//! A message is acknowledged when its work is on disk. A message that cannot be read goes to the dead letters of the queue.
+//! A message is acknowledged when its work is recorded on disk. A message that cannot be parsed is dead-lettered.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{
     task::TaskMessage,
 };
 
-/// Where the URL of the broker is read from: it may contain a password.
+/// Environment variable with the URL of the broker, which may contain a password.
 pub const URL_VARIABLE: &str = "FAENA_BROKER_URL";
 /// Messages received and not yet acknowledged.
 const PREFETCH: u16 = 20;
@@ -116,7 +116,7 @@ impl Broker {
         let report = self.sink.publish(&[message]).await;
         match (report.outcomes.into_iter().next().flatten(), report.outage) {
             (Some(PublishOutcome::Confirmed), _) => Ok(Delivered::Accepted("confirmed by the broker".into())),
-            // Also if no queue is bound yet: the server may not have declared its own.
+            // Retried even if no queue is bound: the server may not have declared its queue yet.
             (Some(PublishOutcome::Rejected(reason)), _) => Err(Outage(reason)),
             (None, Some(error)) => Err(Outage(format!("{error:#}"))),
             (None, None) => Err(Outage("the broker did not confirm the message".into())),
@@ -159,7 +159,7 @@ pub async fn consume<S: Service>(runner: &Arc<Runner<S>>, broker: &Broker) {
 async fn handle<S: Service>(runner: &Arc<Runner<S>>, prefix: &str, delivery: Delivery) -> Result<(), Outage> {
     let kind = delivery.kind.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.')).unwrap_or(&delivery.kind);
     let done = match TaskMessage::parse(kind, &delivery.body) {
-        // A stream of NATS also has the messages of other services.
+        // A NATS stream also contains the messages of other services.
         Ok(message) if !runner.service.messages().contains(&message.kind.as_str()) => delivery.ack().await,
         Err(_) if !runner.service.messages().contains(&kind) => delivery.ack().await,
         Err(reason) => reject(delivery, &reason).await,
@@ -177,6 +177,6 @@ async fn handle<S: Service>(runner: &Arc<Runner<S>>, prefix: &str, delivery: Del
 }
 
 async fn reject(delivery: Delivery, reason: &str) -> Result<(), faena_brokers::BrokerError> {
-    tracing::warn!(message = delivery.id, subject = delivery.subject, reason, "message rejected to the dead letters");
+    tracing::warn!(message = delivery.id, subject = delivery.subject, reason, "message dead-lettered");
     delivery.reject(reason).await
 }

@@ -1,4 +1,4 @@
-//! Faena's own API: the event stream says that something changed, the task says what to do.
+//! Receives tasks through Faena's HTTP API: the event stream says that a task changed, and the task says what to do.
 //!
 //! A message only causes the service to read the task again, so a lost, late or repeated message does no harm. All tasks are read
 //! when the stream begins, after a gap, and at regular intervals.
@@ -112,7 +112,7 @@ fn outage(error: Error) -> Outage {
     })
 }
 
-/// Whether sending the same event again would be refused again.
+/// Returns whether the server would refuse the same event again.
 fn is_final(error: &Error) -> bool {
     use ErrorCode::{Conflict, InvalidTransition, NotFound, PayloadTooLarge, ValidationError};
     let Error::Response { code, .. } = error else { return false };
@@ -130,7 +130,7 @@ pub async fn follow<S: Service>(runner: &Arc<Runner<S>>, http: &Http, every: Dur
             () = stop.cancelled() => return,
         };
         match ended {
-            Ok(()) => tracing::info!("event stream ended, connecting again"),
+            Ok(()) => tracing::info!("event stream ended, reconnecting"),
             Err(Outage(reason)) => tracing::warn!(reason, "server is not reachable, reconnecting"),
         }
         if !backoff.wait(stop).await {
@@ -164,8 +164,8 @@ async fn follow_once<S: Service>(
     .await
 }
 
-/// Calls `handle` for each event of a stream until it ends. Calls it with `None` when everything must be read: when the stream has begun, and
-/// then regularly.
+/// Calls `handle` for each event of a stream until it ends. Calls it with `None` when everything must be read: when the
+/// stream has begun, and then at regular intervals.
 pub async fn follow_events(
     request: ApiRequest<'_>,
     every: Duration,
@@ -238,7 +238,7 @@ async fn read_task<S: Service>(runner: &Arc<Runner<S>>, http: &Http, id: &str) -
     Ok(())
 }
 
-/// Reads a field of a CloudEvent's data.
+/// Returns the task and the payload of a CloudEvent.
 pub fn payload(event: &StreamEvent) -> Option<(String, Value)> {
     let body: Value = serde_json::from_str(&event.data).ok()?;
     let task = body["data"]["metadata"]["taskId"].as_str()?.to_owned();

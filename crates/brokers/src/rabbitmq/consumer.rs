@@ -1,6 +1,6 @@
 //! Consumes a RabbitMQ queue, with a limit on unacknowledged messages.
 //!
-//! A queue that this consumer declares gets a dead-letter queue, `<queue>.dead`. AMQP has no place for the reason of a
+//! A queue that this consumer declares gets a dead-letter queue, `<queue>.dead`. AMQP has no field for the reason of a
 //! rejection, so the consumer itself publishes a rejected message there, with the header `x-reason`, and acknowledges it
 //! once the broker has confirmed that. With `Declare::Never` the queue is used unchanged and its owner decides where
 //! rejected messages go; without a dead-letter exchange the broker drops them.

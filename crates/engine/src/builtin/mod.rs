@@ -234,7 +234,7 @@ impl BuiltInWorker {
 
     async fn run_one(&self, job: Arc<InFlightJob>) {
         if !self.lease.holds(Timestamp::now()).await {
-            // Another node has it by now, or gets it: the report is fenced by the claim.
+            // Another node has the job by now, or will get it: the claim fences this report.
             let line = LogLine::new(Timestamp::now(), LogEvent::Released, "this server was suspended");
             return self.finish(&job, RunOutcome::Released, vec![line], Timestamp::now());
         }
@@ -273,7 +273,7 @@ impl BuiltInWorker {
         tokio::select! {
             biased;
             () = job.cancel.cancelled() => {
-                let cause = job.cancel_reason().unwrap_or_else(|| "the server stops".into());
+                let cause = job.cancel_reason().unwrap_or_else(|| "the server is stopping".into());
                 Err(Failure::error(cause).with_reason(ErrorReason::Cancelled))
             }
             ended = tokio::time::timeout(limit, handler) => match ended {
@@ -314,7 +314,7 @@ impl BuiltInWorker {
     pub fn release_queued(&self) {
         let now = Timestamp::now();
         for job in self.in_flight.take_queued() {
-            let line = LogLine::new(now, LogEvent::Released, "the server stops");
+            let line = LogLine::new(now, LogEvent::Released, "the server is stopping");
             self.finish(&job, RunOutcome::Released, vec![line], now);
         }
     }

@@ -133,7 +133,7 @@ impl ReadyLanes {
         }
         let all = store.lanes().await?;
         let mut known = self.known.write();
-        // Those that were reclaimed have no jobs.
+        // Lanes that were reclaimed have no jobs.
         let ids: HashSet<LaneId> = all.iter().map(|lane| lane.id).collect();
         known.retain(|id, _| ids.contains(id));
         for lane in all {

@@ -54,7 +54,7 @@ pub struct Engine {
     pub(crate) wakeups: Wakeups,
     pub(crate) node: NodeState,
     pub(crate) dispatch: Dispatch,
-    /// The queue that claims are made from.
+    /// The queue from which jobs are claimed.
     pub queue: Arc<JobQueue>,
     pub reports: Reports,
     /// The workers connected to this node.
@@ -80,7 +80,7 @@ pub struct Engine {
     pub loops: Loops,
 }
 
-/// This process as a node: its current id and how long it has kept its lease.
+/// This process as a node: its current id and its lease.
 pub(crate) struct NodeState {
     pub current: CurrentNode,
     pub lease: Arc<nodes::Lease>,
@@ -130,7 +130,7 @@ pub struct Events {
 pub struct Inputs {
     pub sources: Vec<Arc<Source>>,
     pub inboxes: Vec<Arc<Inbox>>,
-    /// The state of these that the other nodes know.
+    /// The state of the sources and inboxes that was last stored for the other nodes.
     pub(crate) reported: Mutex<Vec<InputView>>,
 }
 

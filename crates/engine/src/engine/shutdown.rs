@@ -14,9 +14,9 @@ use crate::{in_flight::InFlightJob, measure, workers::CloseReason};
 const CLOSE_INPUTS: Duration = Duration::from_secs(2);
 /// How long handlers have to stop after the grace period.
 const STOP_SLOTS: Duration = Duration::from_secs(5);
-/// How long the last webhook attempts have. Another node or the next start repeats what does not get through.
+/// How long the last webhook attempts may take. Another node, or this one after its next start, repeats the others.
 const LAST_WEBHOOKS: Duration = Duration::from_secs(3);
-/// How long the last spans have.
+/// How long sending the last spans may take.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 const LAST_REPORTS: Duration = Duration::from_secs(10);
 const LEAVE: Duration = Duration::from_secs(5);
@@ -35,9 +35,9 @@ impl Engine {
 
     /// Stops the engine.
     ///
-    /// No new jobs start and jobs that wait for a slot go back immediately. Running jobs may finish within the grace
-    /// period, or until `force` is cancelled; after that they go back too, without using an attempt. Connected workers
-    /// keep their jobs and connect to another node.
+    /// No new jobs start, and jobs that wait for a slot are released immediately. Running jobs may finish within the
+    /// grace period, or until `force` is cancelled; after that they are released too, without using an attempt.
+    /// Connected workers keep their jobs and connect to another node.
     pub async fn stop(&self, force: CancellationToken) {
         self.loops.intake.stop.cancel();
         self.loops.intake.tasks.close();
@@ -99,7 +99,7 @@ impl Engine {
         self.loops.outgoing.tasks.wait().await;
     }
 
-    /// Gives up this node's leases, so that other nodes need not wait for them to expire.
+    /// Releases this node's leases, so that other nodes need not wait for them to expire.
     async fn leave(&self) {
         let node = self.node_id();
         self.events.outbox.leave(&*self.store, node).await;

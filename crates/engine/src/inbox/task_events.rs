@@ -23,7 +23,7 @@ use super::{CONCURRENT_SUBMITS, Inbox, Outcome, Stopped, storable_id};
 pub struct TaskEvents {
     /// The machine whose start event creates a task, if it names none.
     pub machine: Option<String>,
-    /// What the subject of a message has before the type of its event.
+    /// Prefix of a message's subject. The type of the event follows it.
     pub subject_prefix: String,
 }
 
@@ -79,7 +79,7 @@ enum Effect {
 }
 
 impl Inbox {
-    /// Delivers messages, and acknowledges or rejects each that needs not wait.
+    /// Delivers messages, and acknowledges or rejects each one that does not have to wait.
     pub(super) async fn deliver_events(
         &self,
         store: &dyn Store,
@@ -190,7 +190,7 @@ impl Inbox {
             let machine = &definition.machine;
             return MessageAction::Reject(match &definition.start {
                 Some(first) => {
-                    format!("metadata.taskId: is required; of the events of {machine} only {first} creates a task")
+                    format!("metadata.taskId: is required; only the event {first} of {machine} creates a task")
                 }
                 None => format!("metadata.taskId: is required; {machine} has no start event that creates a task"),
             });

@@ -39,7 +39,7 @@ struct Inner {
 #[derive(Default)]
 struct Lane {
     times: LaneTimes,
-    /// What of these times is in the history.
+    /// The part of these times that is already in the history.
     saved: LaneTimes,
 }
 
@@ -61,7 +61,7 @@ pub struct JobSnapshot {
     pub lanes: HashMap<LaneId, LaneTimes>,
 }
 
-/// Histogram of a batch. Remembers which run was the last of each bucket, so that few exemplars are made per batch.
+/// Histogram of a batch. Remembers the last run of each bucket, so that only a few exemplars are created per batch.
 #[derive(Clone, Copy)]
 struct BatchHistogram {
     counts: [u64; BUCKETS],
@@ -153,7 +153,7 @@ impl Batch {
         if let Some(started_at) = end.started_at {
             observe(JobState::Processing, started_at, end.at);
         }
-        // The planned time: a person who retries the job shortens it.
+        // The planned delay: a manual retry shortens it.
         if let RunOutcome::Retry { due_at, .. } = end.outcome {
             observe(JobState::Retrying, end.at, due_at);
         }

@@ -1,6 +1,6 @@
 //! Measures how long jobs and workers spend in their states, for the metrics and the history.
 //!
-//! Ends of runs are measured many at a time, after they are stored, from times that the engine has anyway.
+//! Ends of runs are measured in batches, after they are stored, from times that the engine already has.
 
 mod histogram;
 mod jobs;

@@ -128,7 +128,8 @@ impl SinkConfig {
 }
 
 impl Engine {
-    /// Returns the sinks that this node publishes to, each with since when and why it is down, as far as this node knows.
+    /// Returns the sinks that this node publishes to. For each that is down, as far as this node knows, also since when
+    /// and why.
     pub fn sink_outages(&self) -> Vec<(String, Option<(Timestamp, String)>)> {
         let relays = self.events.outbox.relays.iter().filter(|_| self.config.roles.engine);
         relays.map(|relay| (relay.name().to_owned(), relay.outage())).collect()

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 /// Longer lines are cut.
 const MAX_LINE_BYTES: usize = 4 << 10;
 
-/// Whose output it is.
+/// The pool and the worker that wrote the output.
 #[derive(Clone)]
 pub struct OutputLabels {
     pub pool: Arc<str>,

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::{JobQueue, RedisDispatch, offset, score};
 use crate::{Engine, config::ms, dispatcher::ReadyLanes};
 
-/// How long a job may be taken without a decision of the database. Longer than a claim may take.
+/// How long a taken job may wait for the decision of the database. Longer than a claim can take.
 const TAKE_LEASE: Duration = Duration::from_secs(20);
 
 impl JobQueue {
@@ -34,7 +34,7 @@ impl JobQueue {
                     return Err(Engine::queue_unavailable(&error));
                 }
                 let claims = engine.store.job_claim(requests, now).await?;
-                redis.figures.fallback_claims.fetch_add(1, Ordering::Relaxed);
+                redis.measures.fallback_claims.fetch_add(1, Ordering::Relaxed);
                 Ok(claims)
             }
         }
@@ -46,7 +46,7 @@ impl JobQueue {
 struct Taken {
     jobs: Vec<TakenJob>,
     lanes: Vec<LaneId>,
-    /// Whether Redis gave as many as were wanted, so that it may have more.
+    /// Whether Redis returned as many jobs as requested, so that it may have more.
     is_full: bool,
 }
 
@@ -98,7 +98,7 @@ impl RedisDispatch {
         let claims = match engine.store.job_claim(requests, now).await {
             Ok(claims) => claims,
             Err(error) => {
-                // What was claimed although no answer came is found out when it is taken again.
+                // Some jobs may be claimed although no answer arrived. That is noticed when they are taken again.
                 self.send(taken.into_iter().flat_map(|taken| taken.jobs).map(Move::Put).collect()).await;
                 return Err(error);
             }
@@ -115,13 +115,13 @@ impl RedisDispatch {
                 Move::Grant(GrantedJob { id, lane, owner: owners[at], run, was_taken, lease_until_ms })
             }));
             let ids: HashSet<JobId> = claim.jobs.iter().map(|job| job.id).collect();
-            let held: HashSet<LaneId> = claim.limited.iter().map(|limited| limited.lane).collect();
+            let limited_lanes: HashSet<LaneId> = claim.limited.iter().map(|limited| limited.lane).collect();
             let left = taken[at].jobs.iter().copied().filter(|job| !ids.contains(&JobId(job.id)));
             let (delayed, unknown): (Vec<TakenJob>, Vec<TakenJob>) =
-                left.partition(|job| claim.rejected || held.contains(&job.lane));
+                left.partition(|job| claim.rejected || limited_lanes.contains(&job.lane));
             // The dispatcher treats a lane as empty if it gets less than it asked for. Redis may have more of these.
             if taken[at].is_full && claim.jobs.len() < limits[at] && !claim.rejected {
-                taken[at].lanes.iter().filter(|lane| !held.contains(lane)).for_each(|lane| lanes.add(*lane));
+                taken[at].lanes.iter().filter(|lane| !limited_lanes.contains(lane)).for_each(|lane| lanes.add(*lane));
             }
             limited.extend(delayed.into_iter().map(Move::Put));
             refused.extend(unknown);
@@ -132,7 +132,7 @@ impl RedisDispatch {
         Ok(claims)
     }
 
-    /// Returns what to do with taken jobs that no claim contains: those that are ready go back, others are removed.
+    /// Returns the moves for taken jobs that no claim contains: ready jobs are put back, others are removed.
     async fn settle(&self, store: &dyn Store, lanes: &ReadyLanes, refused: Vec<TakenJob>) -> Vec<Move> {
         if refused.is_empty() {
             return Vec::new();
@@ -154,7 +154,7 @@ impl RedisDispatch {
                     Move::Delay(ReadyEntry { id: job.id, lane, score: due_at.as_ms() })
                 }
                 _ => {
-                    self.figures.stale.fetch_add(1, Ordering::Relaxed);
+                    self.measures.stale.fetch_add(1, Ordering::Relaxed);
                     Move::Remove { id: job.id, lane: job.lane }
                 }
             });
@@ -162,7 +162,7 @@ impl RedisDispatch {
         moves
     }
 
-    /// Makes moves now. If that fails, the lease of the jobs ends and they are compared with the database.
+    /// Applies moves now. If that fails, the jobs are compared with the database when their lease ends.
     async fn send(&self, mut moves: Vec<Move>) {
         if moves.is_empty() {
             return;
@@ -187,7 +187,8 @@ fn dispatched_lanes(lanes: &ReadyLanes, request: &ClaimRequest, rules: &Rules) -
     known
 }
 
-/// Returns how many jobs to take: no more than the limits can ever admit at once, and one more to see whether any is delayed.
+/// Returns how many jobs to take: at most as many as the limits allow to run concurrently, and one more to see whether
+/// any is delayed.
 fn take_limit(lanes: &[Arc<Lane>], wanted: usize, rules: &Rules) -> usize {
     let most = lanes.iter().map(|lane| {
         let limits = rules.lane_limits(&lane.queue, &lane.kind).into_iter();

@@ -1,4 +1,4 @@
-//! Passes what has changed in the database on to Redis, many changes in one round trip.
+//! Applies changes of the database to Redis, many in one round trip.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -16,9 +16,9 @@ pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
     let Some(redis) = &engine.queue.redis else { return Ok(Round::default()) };
     let feed = engine.store.queue_feed();
     if feed.take_overflow() {
-        redis.compare();
+        redis.request_comparison();
     }
-    // Moves that came after the changes of this batch wait for the changes before them.
+    // A move waits until every change with an earlier stamp is applied, so it may belong to a later batch.
     let mut until = feed.stamp();
     let changes = feed.take(BATCH);
     if changes.len() == BATCH {
@@ -40,13 +40,13 @@ pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
     let moves = without_ended_grants(ordered.into_iter().map(|(_, one)| one).collect());
     match redis.redis.apply(&moves, Placement::Now).await {
         Ok(_) => engine.store.signal_ready(&lanes.into_iter().collect::<Vec<_>>()),
-        // Comparing with the database finds all of them.
+        // The next comparison with the database restores all of them.
         Err(error) => redis.record_failure(&error),
     }
     Ok(Round { handled, more, next_at: None })
 }
 
-/// Leaves out the grants of jobs that have ended already: their ends remove the entries.
+/// Removes the grants of runs that end in the same batch: the end removes the job's entries anyway.
 fn without_ended_grants(moves: Vec<Move>) -> Vec<Move> {
     let ended: HashSet<(Uuid, i64)> = moves
         .iter()

@@ -1,9 +1,9 @@
-//! How claims are made: by the queue of the database, or from a queue in Redis.
+//! The queue from which jobs are claimed: that of the database, or one in Redis.
 //!
-//! Redis only dispatches. A job that was taken from Redis starts only if the database grants its claim, with all the checks of the
-//! database's own queue: limits, pauses, the worker's session. `dispatch.rs` takes jobs and claims them, `follow.rs` passes on
-//! what changes in the database, `reconcile.rs` compares both and repairs Redis. Whatever Redis loses or gets wrong costs time,
-//! never a job.
+//! Redis only dispatches. A job that was taken from Redis starts only if the database grants its claim, with all the
+//! checks of the database's own queue: limits, pauses, the worker's session. `dispatch.rs` takes jobs and claims them,
+//! `follow.rs` applies changes of the database to Redis, and `reconcile.rs` compares both and repairs Redis. Whatever
+//! Redis loses or gets wrong costs time, never a job.
 
 mod dispatch;
 pub(crate) mod follow;
@@ -27,20 +27,21 @@ use crate::{Engine, EngineError, measure::Histogram};
 
 /// Time limit for one round trip to Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of moves that wait to be sent. Beyond that they are dropped, and comparing with the database finds what they would have changed.
+/// Maximum number of moves that wait to be sent. Further moves are dropped, and a comparison with the database
+/// restores what they would have changed.
 const MAX_MOVES: usize = 200_000;
 
 /// Settings of a queue in Redis.
 #[derive(Clone, Debug)]
 pub struct RedisQueueConfig {
     pub address: RedisAddress,
-    /// First part of the names of all keys.
+    /// Prefix of all keys.
     pub prefix: String,
     /// Whether the database's own queue is used while Redis is not available.
     pub fallback: bool,
 }
 
-/// The queue that claims are made from.
+/// The queue from which jobs are claimed.
 pub struct JobQueue {
     pub(crate) redis: Option<RedisDispatch>,
 }
@@ -49,28 +50,28 @@ pub struct JobQueue {
 pub(crate) struct RedisDispatch {
     pub redis: RedisQueue,
     pub fallback: bool,
-    /// Changes that Redis does not know yet, in order.
+    /// Moves that are not yet applied to Redis, in order.
     moves: Mutex<Vec<(u64, Move)>>,
-    /// Redis must be compared with the database in full: entries may be missing.
+    /// Whether Redis must be compared with the database in full, because entries may be missing.
     must_compare: AtomicBool,
-    /// The connection after which that was last done.
-    compared: AtomicU64,
+    /// The number of the connection after which Redis was last compared in full.
+    compared_connection: AtomicU64,
     /// Which queue is served first; it changes from claim to claim.
     first_queue: AtomicUsize,
     pub follow_wakeup: Arc<Notify>,
     pub reconcile_wakeup: Arc<Notify>,
-    pub figures: Arc<Figures>,
+    pub measures: Arc<QueueMeasures>,
 }
 
 /// What is measured about a queue in Redis.
 #[derive(Default)]
-pub(crate) struct Figures {
+pub(crate) struct QueueMeasures {
     pub round_trips: Mutex<Histogram>,
     pub repaired: AtomicU64,
     pub last_drift: AtomicU64,
     pub fills: AtomicU64,
     pub fallback_claims: AtomicU64,
-    /// Taken jobs whose rows did not agree.
+    /// Jobs taken from Redis that were no longer ready in the database.
     pub stale: AtomicU64,
 }
 
@@ -90,7 +91,7 @@ pub struct QueueStatus {
     pub fills: u64,
     /// Claims that were made by the database's own queue because Redis was not available.
     pub fallback_claims: u64,
-    /// Jobs taken from Redis that the database did not grant because their rows did not agree.
+    /// Jobs taken from Redis that were no longer ready in the database.
     pub stale: u64,
 }
 
@@ -98,8 +99,8 @@ impl JobQueue {
     pub(crate) fn new(config: Option<&RedisQueueConfig>, store: &dyn Store) -> JobQueue {
         let Some(config) = config else { return JobQueue { redis: None } };
         store.queue_feed().switch_on();
-        let figures = Arc::<Figures>::default();
-        let measured = figures.clone();
+        let measures = Arc::<QueueMeasures>::default();
+        let measured = measures.clone();
         let round_trip = move |took: Duration| {
             measured.round_trips.lock().observe(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
         };
@@ -115,11 +116,11 @@ impl JobQueue {
                 fallback: config.fallback,
                 moves: Mutex::default(),
                 must_compare: AtomicBool::new(true),
-                compared: AtomicU64::new(0),
+                compared_connection: AtomicU64::new(0),
                 first_queue: AtomicUsize::new(0),
                 follow_wakeup: store.queue_feed().wakeup(),
                 reconcile_wakeup: Arc::default(),
-                figures,
+                measures,
             }),
         }
     }
@@ -143,18 +144,18 @@ impl JobQueue {
 
     /// Returns the state of the queue in Redis, if there is one.
     pub fn status(&self) -> Option<QueueStatus> {
-        let RedisDispatch { redis, fallback, figures, .. } = self.redis.as_ref()?;
+        let RedisDispatch { redis, fallback, measures, .. } = self.redis.as_ref()?;
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Some(QueueStatus {
             address: redis.address().to_string(),
             fallback: *fallback,
             outage: redis.outage(),
-            round_trips: figures.round_trips.lock().clone(),
-            last_drift: count(&figures.last_drift),
-            repaired: count(&figures.repaired),
-            fills: count(&figures.fills),
-            fallback_claims: count(&figures.fallback_claims),
-            stale: count(&figures.stale),
+            round_trips: measures.round_trips.lock().clone(),
+            last_drift: count(&measures.last_drift),
+            repaired: count(&measures.repaired),
+            fills: count(&measures.fills),
+            fallback_claims: count(&measures.fallback_claims),
+            stale: count(&measures.stale),
         })
     }
 
@@ -167,7 +168,7 @@ impl JobQueue {
     }
 
     /// Records the ends of runs that the database has stored.
-    pub(crate) fn finished<'a>(&self, store: &dyn Store, ends: impl Iterator<Item = &'a RunEnd>) {
+    pub(crate) fn record_ends<'a>(&self, store: &dyn Store, ends: impl Iterator<Item = &'a RunEnd>) {
         let Some(redis) = &self.redis else { return };
         let finished = ends.map(|end| {
             let result = match end.outcome {
@@ -192,19 +193,19 @@ impl RedisDispatch {
         waiting.extend(moves.into_iter().map(|one| (stamp, one)));
         if waiting.len() > MAX_MOVES {
             waiting.clear();
-            self.compare();
+            self.request_comparison();
         }
         drop(waiting);
         self.follow_wakeup.notify_one();
     }
 
-    /// Lets Redis be compared with the database soon.
-    fn compare(&self) {
+    /// Requests a full comparison of Redis with the database.
+    fn request_comparison(&self) {
         self.must_compare.store(true, Ordering::Release);
         self.reconcile_wakeup.notify_one();
     }
 
-    /// Records why an operation failed. Whatever was lost with it is found by comparing.
+    /// Logs why an operation failed, and requests a comparison, which restores whatever was lost.
     fn record_failure(&self, error: &QueueError) {
         match error {
             QueueError::NotFilled | QueueError::ForeignKey { .. } | QueueError::Unavailable { .. } => {}
@@ -212,11 +213,12 @@ impl RedisDispatch {
                 tracing::error!(%error, "queue in Redis failed");
             }
         }
-        self.compare();
+        self.request_comparison();
     }
 }
 
-/// Returns the offset of a lane in the scores of Redis: those of the task scheduler service, whatever the order of the queue.
+/// Returns the offset that a priority adds to a score. It is that of the task scheduler service, in every order of a
+/// queue.
 fn offset(priority: Priority) -> i64 {
     ClaimOrder::Aging.score(priority, Timestamp::from_ms(0))
 }

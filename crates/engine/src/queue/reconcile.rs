@@ -1,9 +1,9 @@
-//! Compares Redis with the database and repairs Redis: at the start, after each reconnection, when Redis turns out to be empty, and
-//! with each round of the guardian.
+//! Compares Redis with the database and repairs Redis: at the start, after each reconnection, when Redis turns out to
+//! be empty, and with each round of the guardian.
 //!
-//! Missing entries are added, entries of jobs that are not there any more are removed, and jobs that were taken and never claimed
-//! are put back. Only sets whose sizes differ are read. Safe while jobs are dispatched: an entry that is added or removed wrongly
-//! because of a change in between costs one refused claim, or waits for the next comparison.
+//! A comparison adds missing entries, removes entries that no longer match a job, and puts back jobs that were taken
+//! and never claimed. It reads only sets whose sizes differ. It is safe while jobs are dispatched: if a concurrent
+//! change makes it add or remove an entry wrongly, that costs one refused claim, or the next comparison repairs it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,13 +21,14 @@ use crate::{Engine, EngineError, Round, config::ms};
 
 /// Rows or entries per page.
 const PAGE: usize = 1_000;
-/// Maximum number of pages of delayed jobs that one comparison reads if nothing was lost: jobs that wait for others are counted with them.
+/// Maximum number of pages of delayed jobs that one comparison reads if nothing was lost. The count of delayed jobs
+/// also includes jobs that wait for their parents, so it may differ forever.
 const DELAYED_PAGES: usize = 20;
-/// Number of entries from which on a lane is long.
+/// Number of entries at which a lane counts as long.
 const LONG_LANE: u64 = 20_000;
-/// How much later than the beginning of a comparison a job may have become ready to be added by it: clocks of nodes differ.
+/// A comparison adds jobs that became ready up to this long after it began, because the clocks of nodes differ.
 const OVERLAP_MS: i64 = 500;
-/// Repaired entries from which on a person may want to know: fewer may be changes that happened during the comparison.
+/// Number of repaired entries that is worth a warning. Fewer may be changes that happened during the comparison.
 const NOTABLE_DRIFT: u64 = 100;
 /// Maximum number of workers in the registry.
 const MAX_WORKERS: usize = 1_000;
@@ -56,13 +57,13 @@ impl RedisDispatch {
         let connection = self.redis.connections();
         if began.had_foreign_keys {
             tracing::error!(
-                "keys of the queue in Redis had values of another program and were replaced; choose another queue.prefix"
+                "keys of the queue in Redis had values of another program and were deleted, set another queue.prefix"
             );
         }
-        let is_new = self.compared.swap(connection, Ordering::AcqRel) != connection;
-        let is_asked = self.must_compare.swap(false, Ordering::AcqRel);
+        let is_new = self.compared_connection.swap(connection, Ordering::AcqRel) != connection;
+        let is_requested = self.must_compare.swap(false, Ordering::AcqRel);
         let interval = engine.config.guardian_interval;
-        let must_fill = began.must_fill || is_new || is_asked;
+        let must_fill = began.must_fill || is_new || is_requested;
         if !must_fill && !self.redis.lead(engine.node_id().0, interval.min(Duration::from_secs(60))).await? {
             return Ok(Round::default());
         }
@@ -76,10 +77,10 @@ impl RedisDispatch {
         comparison.dead_letters(numbers, &counts, &stats).await?;
         self.publish_workers(engine).await?;
         let Comparison { drift, filled, .. } = comparison;
-        self.figures.last_drift.store(drift, Ordering::Relaxed);
-        self.figures.repaired.fetch_add(drift, Ordering::Relaxed);
+        self.measures.last_drift.store(drift, Ordering::Relaxed);
+        self.measures.repaired.fetch_add(drift, Ordering::Relaxed);
         if began.must_fill {
-            self.figures.fills.fetch_add(1, Ordering::Relaxed);
+            self.measures.fills.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(entries = drift, "queue in Redis was empty and is filled from the database");
         } else if drift >= NOTABLE_DRIFT {
             tracing::warn!(entries = drift, "queue in Redis had lost entries, repaired from the database");
@@ -126,12 +127,12 @@ impl RedisDispatch {
 struct Comparison<'a> {
     engine: &'a Engine,
     dispatch: &'a RedisDispatch,
-    /// Whether every set is read, even if its size is right.
+    /// Whether every set is read, even if its size matches.
     full: bool,
     began_at: Timestamp,
     /// Entries added or removed.
     drift: u64,
-    /// Lanes that got entries.
+    /// Lanes to which entries were added.
     filled: HashSet<LaneId>,
 }
 
@@ -169,7 +170,8 @@ impl Comparison<'_> {
         let mut added = 0;
         loop {
             let mut page = self.engine.store.ready_page(lane.id, after, PAGE).await?;
-            // Later ones are passed on by `follow.rs`. Added here too, they would be put back after they have run.
+            // `follow.rs` adds jobs that became ready later. If they were added here too, they would reappear after
+            // they have run.
             page.retain(|position| position.at <= self.began_at.plus_ms(OVERLAP_MS));
             let entry = |at, id: JobId| Move::Put(ReadyEntry { id: id.0, lane: lane.id, score: score(lane, at) });
             let moves: Vec<Move> = page.iter().map(|position| entry(position.at, position.id)).collect();
@@ -178,7 +180,7 @@ impl Comparison<'_> {
                 added += new;
                 self.drift += new;
                 self.filled.insert(lane.id);
-                // Dispatch need not wait for the rest.
+                // The dispatcher need not wait for the other pages.
                 self.engine.dispatch.lanes.add(lane.id);
             }
             after = page.last().copied();
@@ -188,8 +190,10 @@ impl Comparison<'_> {
         }
     }
 
-    /// Removes members of a set that do not belong there. Reads no more than it had when it was counted: while jobs are submitted
-    /// faster than this reads, it would never reach the end, and take the database from those who claim.
+    /// Removes members of a set that do not belong there.
+    ///
+    /// Reads at most `counted` members, the size of the set at the last count. If jobs were submitted faster than this
+    /// reads, it would otherwise never reach the end, and its queries would slow down the claims.
     async fn purge(&mut self, set: QueueSet, counted: u64) -> Result<(), EngineError> {
         let (mut from, mut read) = (0, 0);
         loop {
@@ -251,7 +255,7 @@ impl Comparison<'_> {
             }
         }
         if self.full || stats.delayed > waiting {
-            // What this comparison has added may be anywhere in the set.
+            // The entries that this comparison has added may be anywhere in the set.
             let counted = self.dispatch.redis.stats(&[]).await?.delayed;
             self.purge(QueueSet::Delayed, counted).await?;
         }
@@ -278,7 +282,7 @@ impl Comparison<'_> {
         self.purge(QueueSet::DeadLetters, counted).await
     }
 
-    /// Compares jobs in flight whose lease has ended: the database may have them elsewhere.
+    /// Compares jobs in flight whose lease has ended: in the database they may be in another state.
     async fn leases(&mut self, now: Timestamp) -> Result<(), EngineError> {
         let redis = &self.dispatch.redis;
         let lease_until = now.plus_ms(ms(self.engine.config.guardian_interval) * 2).as_ms();
@@ -320,8 +324,10 @@ fn differ(stored: u64, known: u64) -> bool {
     stored.abs_diff(known) > tolerance(stored.max(known))
 }
 
-/// Returns whether a lane has entries that do not belong there. Into a long lane jobs come while it is filled, so what was added is
-/// not counted there: what is too many then shows in the next comparison.
+/// Returns whether a lane has entries that do not belong there.
+///
+/// For a long lane the entries that were just added do not count: some of these jobs may have been submitted meanwhile.
+/// If the lane does have too many entries, the next comparison finds them.
 fn has_too_many(stored: u64, known: u64, new: u64) -> bool {
     match tolerance(stored.max(known)) {
         0 => known + new > stored,
@@ -329,8 +335,10 @@ fn has_too_many(stored: u64, known: u64, new: u64) -> bool {
     }
 }
 
-/// Returns by how many entries a lane may differ. The two counts are not of the same moment, so a long lane that jobs enter and leave
-/// may differ by some; reading it each time would cost more than an entry that waits until the lane is shorter.
+/// Returns by how many entries the two counts of a lane may differ.
+///
+/// They are not taken at the same moment, so those of a busy long lane differ. Reading the lane each time would cost
+/// more than an entry that is repaired only when the lane is shorter.
 fn tolerance(entries: u64) -> u64 {
     if entries >= LONG_LANE { LONG_LANE / 4 } else { 0 }
 }
@@ -356,7 +364,7 @@ mod tests {
         assert!(differ(0, 1) && differ(10, 9) && !differ(7, 7));
         assert!(!differ(100_000, 95_000) && differ(100_000, 94_999));
         assert!(has_too_many(10, 11, 0) && has_too_many(10, 8, 3) && !has_too_many(10, 8, 2));
-        assert!(!has_too_many(100_000, 60_000, 90_000), "jobs that came while the lane was filled are not too many");
+        assert!(!has_too_many(100_000, 60_000, 90_000), "jobs that were submitted meanwhile are not too many");
         assert!(!has_too_many(100_000, 105_000, 0) && has_too_many(100_000, 105_001, 0));
     }
 }

@@ -1,7 +1,8 @@
 //! Sends finished spans to an OpenTelemetry collector, over OTLP/HTTP.
 //!
-//! Spans wait in a bounded queue; what does not fit is dropped and counted, so a collector that is slow or not reachable costs memory up to
-//! that bound and never delays a job. A batch that could not be sent is sent again with a growing delay.
+//! Spans wait in a bounded queue. Spans that do not fit are dropped and counted, so a collector that is slow or
+//! unreachable costs memory up to that bound and never delays a job. A batch that could not be sent is sent again with
+//! a growing delay.
 
 use std::{
     collections::VecDeque,
@@ -39,7 +40,7 @@ const MAX_DELAY_MS: i64 = 30_000;
 /// Bytes of a response that are read. A response to an export is a few bytes long.
 const RESPONSE_BYTES: usize = 16 << 10;
 
-/// Where to send spans, and what to say about their origin.
+/// Where to send spans, and how to describe their origin.
 #[derive(Clone, Debug)]
 pub struct Collector {
     /// The whole URL, which usually ends with `/v1/traces`.

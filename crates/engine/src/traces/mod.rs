@@ -1,8 +1,9 @@
-//! Spans of OpenTelemetry for requests, jobs, their runs and steps, and webhook attempts.
+//! OpenTelemetry spans for requests, jobs, their runs and steps, and webhook attempts.
 //!
-//! A job may wait for hours and outlives the process that accepted it, so its spans are not kept in memory while they last. They
-//! are made from the stored times when a run ends. Their ids are derived from the ids of job and run, so every node, and the
-//! worker, knows the id of a run's span before that span is exported. Nothing of this runs without a configured collector.
+//! A job may wait for hours and outlive the process that accepted it, so its spans are not kept in memory until they
+//! end. They are created from the stored times when a run ends. Their ids are derived from the ids of job and run, so
+//! every node, and the worker, knows the id of a run's span before that span is exported. None of this runs without a
+//! configured collector.
 //!
 //! ```text
 //! POST /api/v1/jobs        the request; a job that no request submitted has "create TYPE" instead
@@ -56,7 +57,7 @@ impl TraceConfig {
     }
 }
 
-/// Makes spans and exports them.
+/// Creates spans and exports them.
 pub struct Tracer {
     sample_ratio: f64,
     pub exporter: Exporter,
@@ -109,7 +110,7 @@ impl Tracer {
     /// Returns the context for everything that a run causes. Its parent is the span of the run.
     pub(crate) fn run_context(&self, job: &InFlightJob) -> TraceContext {
         let parent = self.job_context(job.id(), job.claimed.options.traceparent.as_deref()).context;
-        // Without a span of the run, its parent is what there is.
+        // A trace that is not recorded has no span for the run.
         if parent.is_sampled() { parent.with_span(run_span_id(job.id(), job.run())) } else { parent }
     }
 
@@ -124,7 +125,7 @@ impl Tracer {
     }
 
     /// Exports the span of an attempt to deliver a webhook. The path of its URL may be a secret and is left out.
-    pub(crate) fn webhook_attempted(
+    pub(crate) fn export_webhook_attempt(
         &self,
         delivery: &Delivery,
         status: Option<u16>,
@@ -166,7 +167,7 @@ impl Tracer {
     }
 
     /// Exports the spans of a run that has ended.
-    pub(crate) fn run_ended(&self, run: RunTrace, end: &RunEnd) {
+    pub(crate) fn export_run(&self, run: RunTrace, end: &RunEnd) {
         self.exporter.push(run.spans(end));
         if run.attempt > 1 {
             let mut retried = self.retried.lock();

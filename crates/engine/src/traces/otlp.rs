@@ -1,8 +1,9 @@
-//! The messages of OTLP that an export of spans needs.
+//! The OTLP messages that export spans.
 //!
-//! They are written by hand and not taken from a library: a span of a job is made from stored times after the fact, so the tracers,
-//! processors and exporters of the OpenTelemetry SDK have nothing to do here, and a dozen messages replace five crates. A test
-//! decodes them with the types of `opentelemetry-proto`. Fields that Faena never sets are left out.
+//! They are written by hand instead of taken from a library: Faena creates the span of a job afterwards, from stored
+//! times, so the tracers, processors and exporters of the OpenTelemetry SDK would have nothing to do, and a dozen
+//! messages replace five crates. A test decodes them with the types of `opentelemetry-proto`. Fields that Faena never
+//! sets are left out.
 
 use faena_domain::TraceContext;
 
@@ -34,7 +35,7 @@ pub struct ScopeSpans {
     pub spans: Vec<Span>,
 }
 
-/// The program that made the spans.
+/// The program that created the spans.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Scope {
     #[prost(string, tag = "1")]
@@ -43,7 +44,7 @@ pub struct Scope {
     pub version: String,
 }
 
-/// Something that took time. Made with [`Span::new`].
+/// An operation with a start and an end. Created with [`Span::new`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Span {
     #[prost(bytes = "vec", tag = "1")]

@@ -43,7 +43,7 @@ impl Tracer {
     /// Returns the span of a step that ends now. It begins where the step before it ended, else with the run.
     pub(crate) fn step(&self, job: &InFlightJob, name: &str, now: Timestamp) -> Option<Span> {
         let run = self.run(job)?;
-        let started_at = job.begin_step(now);
+        let started_at = job.end_step(now);
         let id = span_id("step", &[job.id().0.as_bytes(), &job.run().to_be_bytes(), name.as_bytes()]);
         let period = (nanoseconds(started_at), nanoseconds(now));
         let parent = run_span_id(run.id, run.run);

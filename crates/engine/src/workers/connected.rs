@@ -96,7 +96,7 @@ pub struct Delivery {
     /// When the worker is asked to stop it.
     pub deadline: Timestamp,
     pub steps: Vec<Step>,
-    /// Trace context of the run, or of the job if no spans are made here.
+    /// Trace context of the run, or of the job if this node creates no spans.
     pub traceparent: Option<String>,
 }
 
@@ -354,7 +354,7 @@ impl ConnectedWorker {
 
     /// Returns up to `count` jobs that were sent and never acknowledged, the oldest first.
     ///
-    /// The worker says that it has more free slots than this node knows of, so the delivery of these jobs was lost.
+    /// Called if the worker reports more free slots than this node knows of: the delivery of these jobs was lost.
     pub fn unacknowledged(&self, count: usize) -> Vec<Arc<InFlightJob>> {
         let status = self.status.lock();
         let mut jobs: Vec<Arc<InFlightJob>> =
@@ -385,7 +385,7 @@ impl ConnectedWorker {
     }
 }
 
-/// A polling worker waits for jobs as long as this exists.
+/// Marks that a polling worker waits for jobs, as long as it exists.
 pub struct PollGuard(Arc<ConnectedWorker>, usize);
 
 impl Drop for PollGuard {

@@ -108,7 +108,7 @@ impl Workers {
         worker.status.lock().in_flight.drain().map(|(_, job)| job).collect()
     }
 
-    /// Closes all connections because this server stops. The workers stay registered, and none is admitted any more.
+    /// Closes all connections because this server stops, and admits no more workers. The workers stay registered.
     pub(crate) fn close_all(&self, reason: CloseReason) {
         self.is_closed.store(true, Ordering::Release);
         for worker in self.all() {
@@ -116,7 +116,7 @@ impl Workers {
         }
     }
 
-    /// Returns whether this server admits no worker any more, not even one that reconnects.
+    /// Returns whether this server no longer admits workers, not even one that reconnects.
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }

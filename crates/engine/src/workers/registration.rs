@@ -30,7 +30,7 @@ pub struct Registration {
     pub reports_starts: bool,
     /// API key of the caller. It may resume what it registered without the session token.
     pub api_key: Option<ApiKeyId>,
-    /// The jobs it has, if it says so. Other jobs of this worker are released.
+    /// The jobs that the worker has, if it reports them. Its other jobs are released.
     pub in_flight: Option<Vec<(JobId, Run)>>,
 }
 
@@ -46,7 +46,7 @@ pub struct Connection {
 pub const MAX_CONCURRENCY: u32 = 10_000;
 const MAX_NAMES: usize = 1_000;
 /// How long to wait until the reports of a connection that has ended are stored.
-const FLUSH: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Registration {
     /// Returns everything that is wrong with it.
@@ -136,7 +136,8 @@ impl Engine {
         if let Some(previous) = previous.as_ref().filter(resumable) {
             previous.close(CloseReason::Reconnected);
             // Its reports on the old connection are stored first: it no longer has these jobs.
-            let _ = tokio::time::timeout(FLUSH, self.reports.reporter.flushed_for(previous.id)).await;
+            let _ =
+                tokio::time::timeout(FLUSH_TIMEOUT, self.reports.reporter.wait_until_worker_flushed(previous.id)).await;
         }
         let (name, in_flight) = (registration.name.clone(), registration.in_flight.clone());
         let new_token = SecretText::session_token(rand::random());
@@ -227,8 +228,8 @@ impl Engine {
         worker
     }
 
-    /// Adds the jobs that the worker has according to the store. Jobs that it says it does not have are released; a
-    /// process that was started for a job receives it now.
+    /// Adds the jobs that the worker has according to the store. If the worker reported its jobs, all others are
+    /// released. A process that was started for a job receives it now.
     async fn resume_jobs(
         &self,
         worker: &Arc<ConnectedWorker>,
@@ -304,7 +305,8 @@ impl Engine {
         let is_own = |worker: &Arc<ConnectedWorker>| presented.is_some_and(|token| token.matches(&worker.token));
         let here = || self.workers.find_by_key(key).filter(polls).filter(is_own);
         if self.workers.is_closed() {
-            // This server accepts no connections any more; the worker's next call reaches another server, or this one restarted.
+            // This server no longer accepts connections. The worker's next call reaches another server, or this one
+            // after its restart.
             return Err(EngineError::Stopping);
         }
         if presented.is_none() {
@@ -401,7 +403,7 @@ impl Engine {
         end: WorkerEnd,
         now: Timestamp,
     ) -> Result<Option<usize>, EngineError> {
-        let _ = tokio::time::timeout(FLUSH, self.reports.reporter.flushed_for(worker.id)).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.reports.reporter.wait_until_worker_flushed(worker.id)).await;
         status_writer::store_last(&*self.store, worker, now).await?;
         let is_lost = matches!(end, WorkerEnd::Lost { .. });
         let released = self.store.worker_end(worker.id, worker.session, end, now).await?;

@@ -1,4 +1,4 @@
-//! Rejections: why a message of a worker changes nothing.
+//! Rejections of worker messages. A rejected message changes nothing.
 
 use faena_domain::{ErrorCode, Run};
 
@@ -14,10 +14,10 @@ impl Rejection {
     }
 
     pub(crate) fn stale(run: Run) -> Rejection {
-        Rejection::new(ErrorCode::StaleRun, format!("run {run} no longer has this job; nothing was changed"))
+        Rejection::new(ErrorCode::StaleRun, format!("run {run} of this job has ended; nothing was changed"))
     }
 
     pub(crate) fn unavailable() -> Rejection {
-        Rejection::new(ErrorCode::Unavailable, "the database is not available at the moment; report it again")
+        Rejection::new(ErrorCode::Unavailable, "the database is not available; send the report again")
     }
 }

@@ -112,7 +112,7 @@ pub struct ReportHandler {
 }
 
 /// How long a report about a job waits until the job's end is stored.
-const FLUSH: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether a report of a run that has ended was expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -179,7 +179,8 @@ impl ReportHandler {
             let (sender, stored) = oneshot::channel();
             let is_repeated = |end: &RunEnd| report.kind.repeats(end);
             let receipt = Receipt::Call(sender);
-            let is_waiting = self.reporter.join(report.job_id, report.run, worker.id, is_repeated, receipt).is_none();
+            let is_waiting =
+                self.reporter.add_receipt(report.job_id, report.run, worker.id, is_repeated, receipt).is_none();
             if is_waiting && report.kind.is_end() && stored.await == Ok(true) {
                 return Ok(Ok(()));
             }
@@ -198,7 +199,7 @@ impl ReportHandler {
         let id = update.id;
         match self.store.run_update(vec![update], now).await?.pop() {
             Some(UpdateResult::Accepted) => {}
-            Some(UpdateResult::Rejected(reason)) => return Ok(Err(self.reject_full(worker, id, name, reason))),
+            Some(UpdateResult::Rejected(reason)) => return Ok(Err(self.reject_over_limit(worker, id, name, reason))),
             Some(UpdateResult::Stale) | None => {
                 return self.reject_stale(worker, id, run, name, Lateness::Unexpected, now).await.map(Err);
             }
@@ -330,7 +331,7 @@ impl ReportHandler {
             let result = accepted.as_ref().map(|results| results.get(at).cloned().unwrap_or(UpdateResult::Stale));
             let rejection = match result {
                 Ok(UpdateResult::Accepted) => None,
-                Ok(UpdateResult::Rejected(reason)) => Some(self.reject_full(worker, update.id, report, reason)),
+                Ok(UpdateResult::Rejected(reason)) => Some(self.reject_over_limit(worker, update.id, report, reason)),
                 Ok(UpdateResult::Stale) => {
                     let lateness = Lateness::Unexpected;
                     let rejected = self.reject_stale(worker, update.id, update.run, report, lateness, now).await;
@@ -362,7 +363,7 @@ impl ReportHandler {
         if report.kind.is_end() {
             let receipt = Receipt::Worker(worker.clone(), name);
             let is_repeated = |end: &RunEnd| report.kind.repeats(end);
-            if self.reporter.join(report.job_id, report.run, worker.id, is_repeated, receipt).is_none() {
+            if self.reporter.add_receipt(report.job_id, report.run, worker.id, is_repeated, receipt).is_none() {
                 return;
             }
         }
@@ -386,7 +387,7 @@ impl ReportHandler {
             return Ok(Err(Rejection::new(ErrorCode::ValidationError, message)));
         }
         // Otherwise a job whose end is not stored yet would count as in flight.
-        let _ = tokio::time::timeout(FLUSH, self.reporter.flushed_job(report.job_id)).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, self.reporter.wait_until_job_flushed(report.job_id)).await;
         let Some(job) = self.store.job_get(report.job_id).await? else {
             return Ok(Err(Rejection::new(ErrorCode::NotFound, format!("there is no job {}", report.job_id))));
         };
@@ -421,7 +422,13 @@ impl ReportHandler {
     }
 
     /// Rejects a report because the job has reached a limit for such reports.
-    fn reject_full(&self, worker: &ConnectedWorker, id: JobId, report: &'static str, reason: String) -> Rejection {
+    fn reject_over_limit(
+        &self,
+        worker: &ConnectedWorker,
+        id: JobId,
+        report: &'static str,
+        reason: String,
+    ) -> Rejection {
         let rejection = Rejection::new(ErrorCode::PayloadTooLarge, reason);
         tracing::warn!(job = %id, worker = worker.key, report, reason = rejection.message, "report rejected");
         rejection
@@ -446,11 +453,11 @@ impl ReportHandler {
 
 /// Returns the job of a report if this worker has this run. Without a run, the job must have come on this connection.
 fn find_in_flight(worker: &ConnectedWorker, report: &Report) -> Option<Arc<InFlightJob>> {
-    let is_named = |job: &&Arc<InFlightJob>| match report.run {
+    let is_reported_run = |job: &&Arc<InFlightJob>| match report.run {
         Some(run) => job.run() == run,
         None => job.was_delivered_to(worker.session),
     };
-    worker.status.lock().in_flight.get(&report.job_id).filter(is_named).cloned()
+    worker.status.lock().in_flight.get(&report.job_id).filter(is_reported_run).cloned()
 }
 
 /// Returns the outcome of a run that ends with this report, and its last log lines.

@@ -1,4 +1,4 @@
-//! Status of a connected worker, and what of it the store does not know yet.
+//! Status of a connected worker, and the changes of it that are not stored yet.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -24,7 +24,7 @@ pub(crate) struct WorkerStatus {
     /// It has received a job. An ephemeral worker gets no other.
     pub used: bool,
     pub is_ephemeral: bool,
-    /// Since when it is in its state.
+    /// When it entered its state.
     since: Timestamp,
     measures: Arc<Measures>,
     changes: Vec<WorkerChange>,
@@ -44,7 +44,7 @@ pub(crate) struct Stopping {
     pub run: Run,
     pub reason: String,
     pub since: Timestamp,
-    /// The log says already that the handler does not stop.
+    /// Whether the job's log already says that the handler does not stop.
     pub is_reported: bool,
 }
 
@@ -84,7 +84,7 @@ impl WorkerStatus {
         }
     }
 
-    /// Returns its state and since when it is in it.
+    /// Returns its state and when it entered it.
     pub fn state_since(&self) -> (WorkerState, Timestamp) {
         (self.state, self.since)
     }
@@ -149,7 +149,7 @@ impl WorkerStatus {
         })
     }
 
-    /// Makes the next update due. The answer of the store then says what was requested of this worker.
+    /// Makes the next update due. The store's answer to it contains the requests for this worker.
     pub fn request_update(&mut self) {
         self.stored.seen_at = Timestamp::from_ms(0);
     }

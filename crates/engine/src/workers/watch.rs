@@ -23,7 +23,7 @@ struct NextDue(Option<Timestamp>);
 
 impl NextDue {
     /// Returns whether `at` is reached; otherwise remembers it.
-    fn is_due(&mut self, at: Timestamp, now: Timestamp) -> bool {
+    fn check_due(&mut self, at: Timestamp, now: Timestamp) -> bool {
         if at <= now {
             return true;
         }
@@ -45,7 +45,7 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
         handled += watch_jobs(engine, &worker, &mut next, now);
         report_ignored_stops(engine, &worker, &mut next, now).await?;
         let retry_at = worker.status.lock().breaker.retry_at(now);
-        if retry_at.is_some_and(|at| !next.is_due(at, now)) {
+        if retry_at.is_some_and(|at| !next.check_due(at, now)) {
             // No signal announces that the breaker lets jobs pass again.
             engine.wakeups.lanes_ready();
         }
@@ -64,10 +64,10 @@ fn lost_reason(engine: &Engine, worker: &ConnectedWorker, next: &mut NextDue, no
         return None;
     }
     if let Some(since) = status.disconnected_at {
-        let is_due = next.is_due(since.plus_ms(ms(config.reconnect_grace)), now);
+        let is_due = next.check_due(since.plus_ms(ms(config.reconnect_grace)), now);
         return is_due.then(|| format!("did not reconnect within {:?}", config.reconnect_grace));
     }
-    let is_due = next.is_due(status.seen_at.plus_ms(ms(config.worker_silence)), now);
+    let is_due = next.check_due(status.seen_at.plus_ms(ms(config.worker_silence)), now);
     is_due.then(|| format!("no heartbeat for {:?}", config.worker_silence))
 }
 
@@ -77,7 +77,7 @@ fn watch_jobs(engine: &Engine, worker: &Arc<ConnectedWorker>, next: &mut NextDue
     for job in jobs {
         if let Some(failure) = overdue(engine, worker, &job, next, now) {
             end_overdue(engine, worker, &job, failure, now);
-            next.is_due(now.plus_ms(STOP_MS), now);
+            next.check_due(now.plus_ms(STOP_MS), now);
             engine.guardian.actions.add(Check::Jobs, 1);
             handled += 1;
         }
@@ -116,7 +116,7 @@ fn overdue(
 ) -> Option<Failure> {
     let is_connected = worker.status.lock().state.is_operational() || worker.is_draining();
     if let Some(requested_at) = job.stop_requested_at()
-        && next.is_due(if is_connected { requested_at.plus_ms(STOP_MS) } else { requested_at }, now)
+        && next.check_due(if is_connected { requested_at.plus_ms(STOP_MS) } else { requested_at }, now)
     {
         return Some(Failure::error("the worker did not stop in time").with_reason(ErrorReason::Cancelled));
     }
@@ -125,7 +125,7 @@ fn overdue(
         return None;
     }
     let (deadline, failure) = engine.time_limit(job, &worker.key, false, now);
-    next.is_due(deadline, now).then_some(failure)
+    next.check_due(deadline, now).then_some(failure)
 }
 
 impl Engine {
@@ -163,7 +163,7 @@ pub(crate) fn not_connected(worker: &str, limit: Duration) -> String {
     format!("the process of worker {worker} did not connect within {limit:?}")
 }
 
-/// Logs once, also in the job's log, that a handler does not stop.
+/// Logs once, in the server's log and in the job's, that a handler does not stop.
 async fn report_ignored_stops(
     engine: &Engine,
     worker: &ConnectedWorker,
@@ -174,7 +174,7 @@ async fn report_ignored_stops(
     {
         let mut status = worker.status.lock();
         for (id, stopping) in status.stopping.iter_mut().filter(|(_, stopping)| !stopping.is_reported) {
-            if next.is_due(stopping.since.plus_ms(STOP_MS), now) {
+            if next.check_due(stopping.since.plus_ms(STOP_MS), now) {
                 stopping.is_reported = true;
                 ignored.push((*id, stopping.run));
             }

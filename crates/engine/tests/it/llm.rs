@@ -174,7 +174,7 @@ async fn an_answer_that_cannot_be_used_is_not_paid_for_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_does_not_answer_is_left_after_the_time_limit() {
+async fn a_model_that_does_not_answer_is_abandoned_after_the_time_limit() {
     let model = Model::start().await;
     let fixture = model.fixture(|config| config.timeout = Duration::from_millis(200)).await;
     let job = fixture.ends(once("llm.chat", json!({"prompt": "silent"}).to_string()), JobState::Failed).await;

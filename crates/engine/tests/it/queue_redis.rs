@@ -14,7 +14,7 @@ use redis::Value;
 
 use crate::fixture::{Fixture, TestDatabase, eventually, job, new_redis_queue, once, open_postgres, open_sqlite};
 
-/// Short, so that what only the regular comparison repairs is repaired soon.
+/// Short, so that the regular comparison repairs Redis soon.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 fn config(queue: RedisQueueConfig) -> EngineConfig {
@@ -228,7 +228,7 @@ async fn without_redis_the_start_fails_and_with_a_fallback_the_database_dispatch
     all_completed(&fixture, &ids).await;
     let status = fixture.engine.queue.status().unwrap();
     assert!(status.fallback_claims > 0 && status.outage.is_some(), "{status:?}");
-    // Redis comes, and dispatches from then on.
+    // Redis starts, and dispatches from then on.
     let server = Server::on(server.port);
     eventually("Redis in use", async || fixture.engine.queue.status().unwrap().outage.is_none().then_some(())).await;
     let ids = submit_many(&fixture, "noop", "{}", 20).await;
@@ -284,7 +284,7 @@ async fn entries_that_are_missing_wrong_or_foreign_are_repaired_with_each_round_
 }
 
 /// Without a comparison: none is due for an hour.
-async fn leaves_or_moves_at_once(database: (Arc<dyn Store>, TestDatabase)) {
+async fn leaves_or_moves_immediately(database: (Arc<dyn Store>, TestDatabase)) {
     let queue = new_redis_queue();
     let (url, prefix) = (shared_url(), queue.prefix.clone());
     let config = EngineConfig { guardian_interval: Duration::from_secs(3_600), ..config(queue) };
@@ -319,13 +319,13 @@ async fn leaves_or_moves_at_once(database: (Arc<dyn Store>, TestDatabase)) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queued_job_that_is_cancelled_deleted_or_changed_leaves_or_moves_at_once_on_sqlite() {
-    leaves_or_moves_at_once(open_sqlite().await).await;
+async fn a_queued_job_that_is_cancelled_deleted_or_changed_leaves_or_moves_immediately_on_sqlite() {
+    leaves_or_moves_immediately(open_sqlite().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queued_job_that_is_cancelled_deleted_or_changed_leaves_or_moves_at_once_on_postgres() {
-    leaves_or_moves_at_once(open_postgres().await).await;
+async fn a_queued_job_that_is_cancelled_deleted_or_changed_leaves_or_moves_immediately_on_postgres() {
+    leaves_or_moves_immediately(open_postgres().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -333,7 +333,7 @@ async fn a_job_that_was_taken_by_a_server_that_died_is_put_back() {
     let queue = new_redis_queue();
     let prefix = queue.prefix.clone();
     let (url, database) = (shared_url(), open_sqlite().await);
-    // What a server leaves that dies between taking a job and claiming it.
+    // The state that a server leaves behind if it dies between taking a job and claiming it.
     let id = crate::fixture::submit(&*database.0, job("noop", "{}")).await;
     command(&url, &["HSET", &format!("{prefix}:faena"), "format", "1"]).await;
     command(&url, &["HSET", &format!("{prefix}:processing"), &id.to_string(), "somebody"]).await;

@@ -25,12 +25,12 @@ fn with_child(folder: &Path) -> NewJob {
 async fn child(folder: &Path) -> PathBuf {
     let pid = eventually("the child runs", async || std::fs::read_to_string(folder.join("pid")).ok()).await;
     let process = PathBuf::from(format!("/proc/{}", pid.trim()));
-    assert!(!is_gone(&process));
+    assert!(!has_ended(&process));
     process
 }
 
 /// Returns whether a process has ended, reaped or not.
-fn is_gone(process: &Path) -> bool {
+fn has_ended(process: &Path) -> bool {
     match std::fs::read_to_string(process.join("stat")) {
         Ok(stat) => stat.rsplit(')').next().unwrap().trim_start().starts_with('Z'),
         Err(_) => true,
@@ -132,7 +132,7 @@ async fn a_program_that_times_out_is_killed_with_its_children() {
     let process = child(folder.path()).await;
     let job = fixture.wait_for_state(id, JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
-    eventually("the child has ended", async || is_gone(&process).then_some(())).await;
+    eventually("the child has ended", async || has_ended(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,7 +143,7 @@ async fn a_program_that_is_cancelled_is_killed_with_its_children() {
     let process = child(folder.path()).await;
     fixture.engine.cancel(id, "enough", "test", Timestamp::now()).await.unwrap();
     fixture.wait_for_state(id, JobState::Cancelled).await;
-    eventually("the child has ended", async || is_gone(&process).then_some(())).await;
+    eventually("the child has ended", async || has_ended(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,7 +157,7 @@ async fn a_program_that_leaves_a_child_behind_ends_when_it_exits() {
     assert_eq!(result(&job)["stdout"], "done\n");
     let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
     let process = PathBuf::from(format!("/proc/{}", pid.trim()));
-    eventually("the child has ended", async || is_gone(&process).then_some(())).await;
+    eventually("the child has ended", async || has_ended(&process).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! A change wakes the loops at once. On SQLite the next poll would come after 30 seconds.
+//! A change wakes the loops immediately. On SQLite the next poll would come after 30 seconds.
 
 use std::{
     collections::HashSet,
@@ -64,7 +64,7 @@ async fn create_task(fixture: &Fixture, machine: &str) -> TaskId {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_a_job_continues_its_task_at_once() {
+async fn the_end_of_a_job_continues_its_task_immediately() {
     // With one poll per job it would take a minute.
     const JOBS: usize = 7;
     let states = (0..JOBS).map(|n| {

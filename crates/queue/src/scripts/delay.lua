@@ -1,9 +1,9 @@
--- Lets jobs of one lane wait for a time, from wherever they are.
+-- Moves jobs of one lane into the delayed set, from wherever they are.
 -- KEYS: meta priority delayed processing lease run dlq lane
 -- ARGV: format mode, then per job: due id
 -- mode: see put.lua. Returns how many were new.
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
-  return redis.error_reply('NOTFILLED the queue is not filled')
+  return redis.error_reply('NOTFILLED the queue must be filled from the database')
 end
 local new = 0
 for i = 3, #ARGV, 2 do

@@ -3,7 +3,7 @@
 -- ARGV: format, then per job: id run result at. result: completed, failed or other
 -- An entry of a later run stays.
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
-  return redis.error_reply('NOTFILLED the queue is not filled')
+  return redis.error_reply('NOTFILLED the queue must be filled from the database')
 end
 local processed, failed = 0, 0
 for from = 2, #ARGV, 2000 do

@@ -4,7 +4,7 @@
 -- source: "taken" (take.lua has removed them from the ready sets; removing them again takes as long as the rest), or "chosen" (by
 -- the database).
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
-  return redis.error_reply('NOTFILLED the queue is not filled')
+  return redis.error_reply('NOTFILLED the queue must be filled from the database')
 end
 for from = 4, #ARGV, 1500 do
   local ids, owners, leases, runs = {}, {}, {}, {}

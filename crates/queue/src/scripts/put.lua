@@ -1,10 +1,10 @@
--- Puts jobs of one lane into the ready sets, from wherever they are.
+-- Moves jobs of one lane into the ready sets, from wherever they are.
 -- KEYS: meta priority delayed processing lease run dlq lane
 -- ARGV: format mode, then per job: score id
--- mode: "now" (the database made them ready, or the taker returns them), "fill" (restored from the database: those in flight stay).
--- Returns how many were new.
+-- mode: "now" (the database made them ready, or the node that took them returns them), or "fill" (they are restored
+-- from the database, and jobs in flight stay in flight). Returns how many were new.
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
-  return redis.error_reply('NOTFILLED the queue is not filled')
+  return redis.error_reply('NOTFILLED the queue must be filled from the database')
 end
 local new = 0
 for from = 3, #ARGV, 1000 do

@@ -2,7 +2,7 @@
 -- KEYS: meta priority delayed processing lease run dlq lane...
 -- ARGV: format
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
-  return redis.error_reply('NOTFILLED the queue is not filled')
+  return redis.error_reply('NOTFILLED the queue must be filled from the database')
 end
 local counts = {
   redis.call('ZCARD', KEYS[2]),

@@ -3,7 +3,7 @@
 -- ARGV: format owner lease_until limit first_queue, then per lane: queue bias
 -- Jobs of one queue leave by score + bias, then id; queues take turns. Returns: lane number, id, score, ...
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
-  return redis.error_reply('NOTFILLED the queue is not filled')
+  return redis.error_reply('NOTFILLED the queue must be filled from the database')
 end
 local limit = tonumber(ARGV[4])
 local by_queue, order = {}, {}

@@ -291,7 +291,7 @@ async fn settings_of_redis_without_effect_are_warned_about_and_wrong_ones_are_re
     }
     for (name, value, expected) in [
         ("REDIS_URL", "http://s3cret-word", "queue.redis_url: not a Redis URL"),
-        ("REDIS_URL", "redis+sentinel://host", "queue.redis_url: no name of a master"),
+        ("REDIS_URL", "redis+sentinel://host", "queue.redis_url: no master name"),
         ("QUEUE_PREFIX", "a b", "queue.prefix: \"a b\" must be"),
         ("FAENA_QUEUE_BACKEND", "kafka", "queue.backend: \"kafka\" must be one of store, redis"),
     ] {

@@ -71,7 +71,7 @@ async fn a_password_and_an_acl_user_are_used_and_never_shown() {
 }
 
 #[tokio::test]
-async fn a_master_that_becomes_a_replica_is_left() {
+async fn a_master_that_becomes_a_replica_is_abandoned() {
     let (master, replica) = (Server::start(&[]), Server::start(&[]));
     let (first, second) = (master.port.to_string(), replica.port.to_string());
     command(&replica.url(), &["REPLICAOF", "127.0.0.1", &first]).await;

@@ -62,7 +62,7 @@ async fn jobs_leave_by_score_and_queues_take_turns() {
 }
 
 #[tokio::test]
-async fn a_bias_puts_a_lane_behind_another_whatever_it_waited() {
+async fn a_bias_puts_a_lane_behind_another_however_long_its_jobs_waited() {
     let (queue, _) = begun().await;
     let (old, new) = (job(1, 5), job(2, 1_000_000));
     put(&queue, &[old, new]).await;
@@ -130,7 +130,7 @@ async fn filling_leaves_jobs_in_flight_alone() {
 }
 
 #[tokio::test]
-async fn a_queue_that_was_never_filled_says_so() {
+async fn operations_fail_until_the_queue_is_filled() {
     let (queue, _) = shared();
     assert_eq!(queue.take(&[request(1, &[(1, 0, 0)])], 1).await, Err(QueueError::NotFilled));
     assert_eq!(queue.stats(&LANES).await, Err(QueueError::NotFilled));
@@ -175,7 +175,7 @@ async fn members_of_other_programs_are_read_as_they_are() {
 }
 
 #[tokio::test]
-async fn one_node_at_a_time_compares() {
+async fn one_node_at_a_time_is_the_reconciler() {
     let (queue, _) = begun().await;
     let (one, other) = (Uuid::now_v7(), Uuid::now_v7());
     let long = std::time::Duration::from_secs(60);
