@@ -35,7 +35,7 @@ const LIMIT_PER_ADDRESS: &str = "200";
 pub async fn connections(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     raise_limit(IDLE + BUSY);
     keys(scratch, report).await?;
-    held(scratch, report).await?;
+    idle_connections(scratch, report).await?;
     flood(scratch, report).await
 }
 
@@ -60,7 +60,7 @@ async fn keys(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
 }
 
 /// Holds idle connections, lets others send requests, and checks that every idle one still works.
-async fn held(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
+async fn idle_connections(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
     report.step(&format!("{database}: {IDLE} idle and {BUSY} busy connections"));
     let target = Target::faena_with(&scratch.fresh().await?, &[("FAENA_SERVER_IDLE_TIMEOUT", "10m")]).await?;
