@@ -22,7 +22,7 @@ pub struct Api {
     client: Client,
     url: String,
     field_options: FieldOptions,
-    /// Whether answers are printed as they are.
+    /// Whether answers are printed as JSON, unchanged.
     pub json: bool,
 }
 

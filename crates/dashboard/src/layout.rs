@@ -158,7 +158,7 @@ impl Document<'_> {
     }
 }
 
-/// The list of pages, with how much there is on each.
+/// The list of pages, with the number of entries of each.
 #[derive(Template, Default)]
 #[template(path = "navigation.html")]
 struct Navigation {

@@ -10,12 +10,12 @@ use tokio::task::spawn_blocking;
 
 /// How often the size of the process is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
-/// Growth after which it is worth the effort: it takes milliseconds.
+/// Growth after which a trim, which takes milliseconds, is worth its cost.
 const MIN_GROWTH: u64 = 24 << 20;
 /// Longest pause between two attempts of a process that needs its memory, in checks.
 const MAX_PAUSE: u32 = 30;
 
-/// Gives back memory whenever the process has grown and does not grow any more. Never ends.
+/// Returns freed memory to the system whenever the process has grown and stopped growing. Never ends.
 pub async fn give_back_freed_memory() -> Infallible {
     let mut attempts = Attempts { least: resident_bytes(), previous: 0, pause: 0, waited: 0 };
     loop {

@@ -96,7 +96,7 @@ pub struct ListPage<'a> {
     /// In the panel, above the table: filters.
     pub filters: Markup,
     pub table: Table,
-    /// Label of the line that announces new rows and shows them when the viewer clicks it. `None`: new rows appear at once.
+    /// Label of the line that announces new rows and shows them when the viewer clicks it. `None`: new rows appear immediately.
     pub new_rows_label: Option<&'static str>,
     pub pager: Option<Pager>,
     /// Below the table: forms.
