@@ -190,7 +190,7 @@ fn required_text(fields: &mut Fields, name: &str) -> String {
     text.unwrap_or_default()
 }
 
-/// An event belongs to a machine: a wrong name is refused before it reaches a thousand tasks.
+/// Fails if the machine has no such event, so that a wrong name does not reach thousands of tasks.
 async fn check_event(api: &Api, filter: &TaskFilter, event: &str) -> ApiResult<()> {
     let Some(machine) = &filter.machine else {
         return Err(ApiError::invalid_field("filter.machine", "is required, because an event belongs to a machine"));

@@ -177,7 +177,7 @@ fn edges(jobs: &[GraphJob], positions: &[Position]) -> Vec<String> {
 fn node(viewer: &Viewer, job: &GraphJob, position: Position) -> Node {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let name = job.name.clone().unwrap_or_else(|| short_id(&job.id.to_string()).to_owned());
-    let (style, state) = state_badge(t, job);
+    let (style, state) = state_style(t, job);
     let hidden = match (job.hidden_parents, job.hidden_children) {
         (0, 0) => String::new(),
         (0, children) => format!("{} →", formats.count(children)),
@@ -206,7 +206,7 @@ fn shortened(name: &str) -> String {
     name.chars().take(NAME_CHARS - 1).chain(['…']).collect()
 }
 
-fn state_badge(t: &Texts, job: &GraphJob) -> (StateStyle, String) {
+fn state_style(t: &Texts, job: &GraphJob) -> (StateStyle, String) {
     match job.status {
         Some(status) => {
             let state = status.to_string();

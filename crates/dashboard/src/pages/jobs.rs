@@ -124,7 +124,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     page.page("/jobs")
 }
 
-/// Returns what the API is asked for: the filters of the address, and what the search means.
+/// Returns the parameters for the API: the filters in the address, and those of the search text.
 fn parameters(query: &Pairs) -> Pairs {
     let mut wanted = parse_search(query.get("q").unwrap_or_default());
     for name in FILTERS {

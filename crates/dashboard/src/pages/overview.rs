@@ -212,7 +212,7 @@ struct Attention {
     detail: String,
 }
 
-/// One figure with what it is of.
+/// A figure with its label.
 struct Figure {
     label: &'static str,
     /// The page that shows what it counts.
@@ -472,7 +472,7 @@ mod tests {
         }))
     }
 
-    /// What the page shows, with one thing that needs a person; and the link and a part of the text of that.
+    /// Returns the data of pages with one problem each, and the link and a part of the text that the page must show.
     fn problems() -> Vec<(Data, &'static str, &'static str)> {
         let mut ready = Ready::default();
         ready.checks.loops =

@@ -110,7 +110,7 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
     }
 }
 
-/// Returns what is special about a queue.
+/// Returns the settings of a queue that differ from the default, or that it is paused.
 fn settings(t: &Texts, queue: &Queue) -> Markup {
     if queue.paused.is_some() {
         return badge(StateStyle::Cancelled, t.paused);
