@@ -1,7 +1,7 @@
 //! Keeps callers that are restricted to some queues within them, in REST and gRPC.
 //!
-//! What belongs to another queue does not exist for such a caller: the answer is the same as for an unknown id. A caller
-//! without a restriction costs nothing here.
+//! For such a caller, the jobs and schedules of other queues do not exist: the answer is the same as for an unknown id.
+//! These checks cost nothing for a caller without a restriction.
 
 use faena_auth::{Access, Credentials};
 use faena_domain::{ErrorCode, JobId, JobView, KeyScope, NewJob, SecretText, Timestamp, Trace};
@@ -102,7 +102,7 @@ pub async fn require_webhook(api: &Api, text: &str) -> ApiResult<()> {
     }
 }
 
-/// Fails if a restricted caller submits to another queue, or lets a job depend on a job of another queue.
+/// Fails if a restricted caller submits to another queue, or makes a job depend on a job of another queue.
 pub async fn require_submittable(api: &Api, jobs: &[NewJob]) -> ApiResult<()> {
     if queues()?.is_none() {
         return Ok(());
@@ -110,7 +110,7 @@ pub async fn require_submittable(api: &Api, jobs: &[NewJob]) -> ApiResult<()> {
     for job in jobs {
         require_queue(&job.queue)?;
         for parent in &job.options.depends_on {
-            // A parent in the same request is checked by itself.
+            // A parent in the same request is checked separately.
             if jobs.iter().any(|other| other.id == *parent) {
                 continue;
             }
@@ -187,7 +187,7 @@ pub fn authorize_registration(
     match authorized {
         Ok(()) => Ok(registration),
         Err(error) => {
-            tracing::info!(worker = registration.worker_id, reason = error.message, "worker refused");
+            tracing::info!(worker = registration.worker_id, reason = error.message, "worker rejected");
             Err(error)
         }
     }

@@ -107,7 +107,7 @@ pub fn actor() -> String {
     CONTEXT.try_with(|context| context.actor().to_owned()).unwrap_or_else(|_| "unknown".into())
 }
 
-/// Returns the key that a request presents. `Authorization` of another scheme is not ours, but that of a proxy in front.
+/// Returns the key that a request presents. An `Authorization` of another scheme is ignored, because it is for a proxy.
 fn presented_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let bearer = |value: &'_ str| value.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("bearer "));

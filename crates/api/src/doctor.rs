@@ -12,7 +12,7 @@ use faena_domain::Timestamp;
 use faena_wire::{DoctorFinding, DoctorReport};
 use parking_lot::Mutex;
 
-/// A report is not made again before this time.
+/// Minimum time between two checks.
 const FRESH: Duration = Duration::from_secs(60);
 
 /// What a check has found: the number of jobs, and the findings.
@@ -35,7 +35,7 @@ struct Last {
 }
 
 impl Default for Doctor {
-    /// Finds nothing.
+    /// Returns checks that find nothing.
     fn default() -> Doctor {
         Doctor::new(|| async { Ok((0, Vec::new())) })
     }
@@ -68,7 +68,7 @@ impl Doctor {
 
     async fn run(&self) {
         let began = Instant::now();
-        // A task of its own, so that a check that panics does not count as running for ever.
+        // A task of its own, so that a check that panics does not count as running forever.
         let checked = tokio::spawn((self.check)()).await.unwrap_or_else(|error| Err(error.to_string()));
         let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let report = DoctorReport {

@@ -153,7 +153,7 @@ async fn follow(api: Api, id: JobId, sender: watch::Sender<Arc<Snapshot>>, mut c
         tokio::select! {
             () = api.closing.cancelled() => break,
             () = sender.closed() => if api.watches().remove_unwatched(id) { return },
-            () = changed(&mut changes, id) => {}
+            () = wait_for_change(&mut changes, id) => {}
             () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
         match api.engine.store.job_get(id).await {
@@ -176,8 +176,8 @@ async fn follow(api: Api, id: JobId, sender: watch::Sender<Arc<Snapshot>>, mut c
     api.watches().lock().remove(&id);
 }
 
-/// Waits until this process changes the job, or has made so many changes that some were missed.
-async fn changed(changes: &mut broadcast::Receiver<Event>, id: JobId) {
+/// Waits until this process changes the job, or until the channel has dropped changes that may be about it.
+async fn wait_for_change(changes: &mut broadcast::Receiver<Event>, id: JobId) {
     loop {
         match changes.recv().await {
             Ok(event) if event.job_id != id => {}

@@ -22,7 +22,7 @@ pub struct Api {
     client: Client,
     url: String,
     field_options: FieldOptions,
-    /// Whether answers are printed as they are.
+    /// Whether answers are printed as JSON, unchanged.
     pub json: bool,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for CommandError {
     }
 }
 
-/// Says in plain words why the server was not reached. The HTTP client, the resolver and the TLS library each have their own.
+/// Explains why the server was not reached, with one wording for the HTTP client, the resolver and the TLS library.
 fn outage(error: &faena::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     let mut is_lookup = false;

@@ -1,6 +1,7 @@
 //! Values for shell completions, read from the server.
 //!
-//! The shell requests them while a person types. The result is quick or empty, never an error: there may be no server, or no permission to read.
+//! The shell requests them while a person types. The result is quick or empty, never an error: there may be no server, or
+//! no permission to read.
 
 use std::{collections::BTreeMap, ffi::OsStr, time::Duration};
 
@@ -15,7 +16,7 @@ use crate::{
 
 /// How long a completion may take, because a person waits for it.
 const TIMEOUT: Duration = Duration::from_millis(700);
-/// Entries that are read of each list, the newest.
+/// Number of entries to read from each list, newest first.
 const ENTRIES: usize = 100;
 /// Width of the explanation of a value.
 const HELP_WIDTH: usize = 50;
@@ -89,13 +90,13 @@ fn candidates(current: &OsStr, values: fn(&str) -> Pairs) -> Vec<CompletionCandi
     matching.rev().map(|(value, text)| CompletionCandidate::new(value).help(help(text))).collect()
 }
 
-/// Whether a shell takes a value as it is. Others are not offered: a queue may have the name `$(reboot)`.
+/// Returns whether a shell leaves a value unchanged. No other value is offered: a queue may have the name `$(reboot)`.
 fn is_safe(value: &str) -> bool {
     let is_plain = |c: char| c.is_alphanumeric() || "-_.:/@+%".contains(c);
     !value.is_empty() && !value.starts_with('-') && value.chars().all(is_plain)
 }
 
-/// Returns entries with ids that begin with what was typed.
+/// Returns the entries whose ids begin with the typed text.
 fn entries(kind: &Kind, current: &str) -> Pairs {
     let mut query = vec![("limit", ENTRIES.to_string())];
     query.extend(ids::cursor_after(current).map(|cursor| ("cursor", cursor)));
@@ -111,7 +112,7 @@ fn pairs(answer: &Value, list: &str, value: &str, labels: &[&str]) -> Pairs {
     answer[list].as_array().into_iter().flatten().filter_map(pair).collect()
 }
 
-/// Reads an answer of the server; `null` if it does not come in time.
+/// Sends a request to the server. Returns `null` if the answer does not arrive in time.
 fn read(path: &str, query: &[(&str, String)]) -> Value {
     let answer = async {
         let mut builder = Client::builder();
@@ -129,7 +130,7 @@ fn read(path: &str, query: &[(&str, String)]) -> Value {
     runtime.ok().and_then(|runtime| runtime.block_on(answer)).unwrap_or(Value::Null)
 }
 
-/// Returns the value of `--url` of the command that is being typed.
+/// Returns the value of `--url` in the command that is being typed.
 fn url_on_the_command_line(mut words: impl Iterator<Item = String>) -> Option<String> {
     while let Some(word) = words.next() {
         if word == "--url" {
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_values_that_a_shell_takes_as_they_are_are_offered() {
+    fn only_values_that_a_shell_leaves_unchanged_are_offered() {
         let offered = ["mail", "email.send", "tenant:7/a", "añil"];
         let refused = ["", "$(reboot)", "a b", "`x`", "a;b", "-f", "a\nb", "*", "'", "~root"];
         assert!(offered.into_iter().all(is_safe));
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_that_of_the_command_that_is_typed() {
+    fn the_server_is_taken_from_the_typed_command() {
         let url = |text: &str| url_on_the_command_line(text.split(' ').map(str::to_owned));
         assert_eq!(url("faena jobs show --url http://a"), Some("http://a".to_owned()));
         assert_eq!(url("faena jobs show --url=http://a"), Some("http://a".to_owned()));

@@ -96,7 +96,7 @@ fn choose(kind: &Kind, text: &str, entries: &[Value]) -> Result<String, CommandE
     }
 }
 
-/// Returns the cursor of the list that starts with the ids that have this beginning, or `None` if it is no beginning of an id.
+/// Returns the cursor of the page that starts with the ids that begin with `text`. `None`: no id can begin like this.
 pub fn cursor_after(text: &str) -> Option<String> {
     beginning(text).map(|digits| dashed(&format!("{digits:f<DIGITS$}")))
 }

@@ -248,7 +248,7 @@ fn listed_inputs(answer: &Value) -> String {
     )
 }
 
-/// Returns since when and why a sink, source or inbox is down.
+/// Returns when a sink, source or inbox went down, and why.
 fn down(of: &Value) -> String {
     let since = of["downSince"].as_str();
     since.map(|since| format!("since {}: {}", relative_text(since), field(of, "downReason"))).unwrap_or_default()

@@ -11,23 +11,23 @@ use std::{
 use faena_domain::{Timestamp, printable};
 use unicode_width::UnicodeWidthChar;
 
-use crate::state_marks::{Colour, is_colour_refused};
+use crate::state_marks::{Colour, is_colour_disabled};
 
-/// Whether times are exact, as `--utc` asks.
+/// Whether to show exact times (`--utc`).
 static EXACT_TIMES: AtomicBool = AtomicBool::new(false);
 
-/// Whether the output has colours: only on a terminal.
+/// Whether the output has colours. It has none outside a terminal.
 static HAS_COLOURS: LazyLock<bool> = LazyLock::new(|| {
-    stdout().is_terminal() && !is_colour_refused() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+    stdout().is_terminal() && !is_colour_disabled() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 });
 
-/// Whether something was painted: only then colours are written.
+/// Whether `paint` has coloured any text. Only then are colours written.
 static IS_PAINTED: AtomicBool = AtomicBool::new(false);
 
-/// First of the characters that stand for colours until a text is printed. They have no meaning of their own, and escape
-/// sequences would be made harmless by then. A text of the server that has them can at most colour itself.
+/// First of the private-use characters that mark colours until a text is printed. `printable` would remove escape
+/// sequences, so they are written last. If a text from the server has these characters, it is coloured, and nothing else.
 const FIRST_MARK: u32 = 0xf_0000;
-/// Stands for the end of a colour.
+/// Marks the end of a colour.
 const END_MARK: char = '\u{f00ff}';
 
 /// Prints a line, safe for a terminal. A reader that has closed the pipe (`faena jobs list | head`) is not an error.
@@ -150,7 +150,7 @@ impl Details {
         }
     }
 
-    /// Adds a line as it is.
+    /// Adds a line unchanged.
     pub fn line(&mut self, line: impl Into<String>) {
         self.lines.push(line.into());
     }
@@ -201,7 +201,7 @@ pub fn exact_and_relative(at: Timestamp) -> String {
     if EXACT_TIMES.load(Ordering::Relaxed) { at.to_string() } else { format!("{at} ({})", relative(at)) }
 }
 
-/// Returns the time of a text of the API, relative to now.
+/// Parses a time of the API and returns it relative to now.
 pub fn relative_text(time: &str) -> String {
     Timestamp::parse(time).map_or_else(|| time.to_owned(), relative)
 }

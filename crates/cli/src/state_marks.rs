@@ -60,7 +60,7 @@ pub fn word_colour(word: &str) -> Option<Colour> {
     })
 }
 
-/// Returns whether `NO_COLOR` asks for output without colours.
-pub fn is_colour_refused() -> bool {
+/// Returns whether `NO_COLOR` disables colours.
+pub fn is_colour_disabled() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }

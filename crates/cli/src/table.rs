@@ -11,7 +11,7 @@ use crate::{
 };
 
 const GAP: usize = 2;
-/// A column that is cut keeps this width: less of a text says nothing.
+/// Minimum width of a truncated column.
 const MIN_WIDTH: usize = 10;
 /// Columns that are not cut: ids to copy, and states to compare.
 const KEPT: [&str; 5] = ["id", "job", "state", "status", "outcome"];

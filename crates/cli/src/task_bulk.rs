@@ -71,13 +71,13 @@ pub struct Selection {
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    pace: Pace,
+    bulk_options: BulkOptions,
     #[command(flatten)]
     connection: Connection,
 }
 
 #[derive(Args)]
-pub struct Pace {
+pub struct BulkOptions {
     /// Count the tasks and show examples, but change nothing
     #[arg(long)]
     dry_run: bool,
@@ -86,7 +86,7 @@ pub struct Pace {
     per_second: Option<u32>,
 }
 
-impl Pace {
+impl BulkOptions {
     fn add_to(&self, body: &mut Value) {
         body["dryRun"] = json!(self.dry_run);
         if let Some(rate) = self.per_second {
@@ -113,7 +113,7 @@ pub struct Migrate {
     #[arg(long)]
     skip_entry: bool,
     #[command(flatten)]
-    pace: Pace,
+    bulk_options: BulkOptions,
     #[command(flatten)]
     connection: Connection,
 }
@@ -147,7 +147,7 @@ async fn act(action: &str, mut body: Value, selection: Selection) -> Result<Exit
     filter.extend(selection.version.map(|version| ("version".to_owned(), json!(version))));
     body["filter"] = Value::Object(filter);
     body["all"] = json!(selection.all);
-    selection.pace.add_to(&mut body);
+    selection.bulk_options.add_to(&mut body);
     let request = api.post_bulk(&format!("/api/v1/tasks/bulk/{action}")).json(&body);
     api.show_long(request, "waiting for the server", |answer: &Answer| describe(answer, action)).await
 }
@@ -260,7 +260,7 @@ pub async fn migrate(arguments: Migrate) -> Result<ExitCode, CommandError> {
     let api = Api::new(&arguments.connection)?;
     let entry = if arguments.skip_entry { "skip" } else { "run" };
     let mut body = json!({"from": arguments.from, "to": arguments.to, "map": map, "entry": entry});
-    arguments.pace.add_to(&mut body);
+    arguments.bulk_options.add_to(&mut body);
     let request = api.post_bulk(&format!("/api/v1/machines/{}/migrate", segment(&arguments.name))).json(&body);
     api.show_long(request, "waiting for the server", describe_migration).await
 }

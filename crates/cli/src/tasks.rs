@@ -382,7 +382,7 @@ pub fn object(text: &str, what: &str) -> Result<Value, CommandError> {
 
 fn answer(answer: &Answer) -> String {
     let reason = answer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let duplicate = if answer.duplicate { " (it had arrived before)" } else { "" };
+    let duplicate = if answer.duplicate { " (duplicate)" } else { "" };
     format!("{}{reason}{duplicate}\nstate  {}", answer.outcome.as_str(), answer.state)
 }
 

@@ -55,7 +55,7 @@ const OWN: [HeaderName; 11] = [
     header::UPGRADE,
 ];
 
-/// Who asks: what the API needs to recognise the viewer of a page.
+/// Sender of a call: what the API needs to recognise the viewer of a page.
 #[derive(Clone)]
 pub struct Sender {
     headers: HeaderMap,
@@ -65,7 +65,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Takes over everything by which the API recognises a caller, and the key of the session's cookie.
+    /// Copies everything by which the API recognises a caller, and the key in the session's cookie.
     pub fn of(parts: &Parts) -> Sender {
         let mut headers = parts.headers.clone();
         for name in OWN {

@@ -1,4 +1,4 @@
-//! What jobs and tasks carry, as pages show it: JSON, or why it is not shown.
+//! Shows what jobs and tasks carry: as JSON, or the reason why it is hidden.
 
 use askama::Template;
 use serde_json::Value;

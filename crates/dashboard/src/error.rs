@@ -1,8 +1,8 @@
-//! What a viewer gets instead of a page.
+//! The error that a viewer sees instead of a page.
 
 use axum::http::StatusCode;
 
-/// Why a page or an action has no result.
+/// The failure of a page or an action.
 #[derive(Debug)]
 pub struct Failure {
     pub status: StatusCode,
@@ -22,9 +22,9 @@ impl Failure {
         Failure::new(StatusCode::BAD_REQUEST, message.into())
     }
 
-    /// Returns a failure of this program, whose details only the log has.
+    /// Returns a failure of this program.
     pub fn internal(error: impl std::fmt::Display) -> Failure {
-        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the page could not be made: {error}"))
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot render the page: {error}"))
     }
 
     /// Returns whether the viewer has to log in.

@@ -79,7 +79,7 @@ pub async fn frame(State(_): State<Dashboard>, viewer: Viewer, request: Request,
         return complete(&viewer, page).await;
     }
     match response.extensions_mut().remove::<Failed>() {
-        Some(Failed(status, message)) => failed(&viewer, Failure::new(status, message)).await,
+        Some(Failed(status, message)) => error_response(&viewer, Failure::new(status, message)).await,
         None => response,
     }
 }
@@ -93,7 +93,7 @@ struct ErrorPage<'a> {
     message: &'a str,
 }
 
-async fn failed(viewer: &Viewer, failure: Failure) -> Response {
+async fn error_response(viewer: &Viewer, failure: Failure) -> Response {
     if failure.needs_login() && !viewer.is_fragment() {
         let query =
             url::form_urlencoded::Serializer::new(String::new()).append_pair("next", viewer.location()).finish();
@@ -158,7 +158,7 @@ impl Document<'_> {
     }
 }
 
-/// The list of pages, with how much there is on each.
+/// The list of pages, with the number of entries of each.
 #[derive(Template, Default)]
 #[template(path = "navigation.html")]
 struct Navigation {

@@ -49,7 +49,7 @@ pub struct LiveQuery {
 }
 
 /// State of one stream.
-struct Watched {
+struct PageStream {
     closing: CancellationToken,
     renderer: Router,
     parts: Parts,
@@ -72,16 +72,22 @@ pub async fn stream(
         return (StatusCode::BAD_REQUEST, "path: must be a page of this server").into_response();
     }
     let (parts, _) = request.into_parts();
-    let watched =
-        Watched { closing: dashboard.closing.clone(), renderer, parts, path: query.path, last: None, _permit: permit };
-    let events = stream::unfold(watched, |mut watched| async move {
-        let event = watched.next().await?;
-        Some((Ok::<Event, Infallible>(event), watched))
+    let page = PageStream {
+        closing: dashboard.closing.clone(),
+        renderer,
+        parts,
+        path: query.path,
+        last: None,
+        _permit: permit,
+    };
+    let events = stream::unfold(page, |mut page| async move {
+        let event = page.next().await?;
+        Some((Ok::<Event, Infallible>(event), page))
     });
     Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))).into_response()
 }
 
-impl Watched {
+impl PageStream {
     /// Waits until the page differs from what was sent last. Ends with the server.
     async fn next(&mut self) -> Option<Event> {
         loop {

@@ -6,17 +6,17 @@ use askama::Template;
 
 use crate::texts::Texts;
 
-/// HTML that templates include as it is. Only templates make it, so it is always escaped.
+/// HTML that templates include unescaped. Only templates create it, so its values are already escaped.
 #[derive(Clone, Debug, Default)]
 pub struct Markup(String);
 
 impl Markup {
     pub fn of(template: &impl Template) -> Markup {
-        // Rendering to a string cannot fail: no filter of these templates does.
+        // Rendering to a string cannot fail, because no filter in these templates can.
         Markup(template.render().unwrap_or_default())
     }
 
-    /// Takes over SVG that this program drew.
+    /// Wraps SVG that this program drew.
     pub fn drawing(svg: String) -> Markup {
         Markup(svg)
     }
@@ -30,9 +30,9 @@ impl fmt::Display for Markup {
 
 impl askama::filters::HtmlSafe for Markup {}
 
-/// How a state looks: a colour, a shape and a word, the same on every page.
+/// Visual style of a state: a colour and a shape, the same on every page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum StateStyle {
     Queued,
     Waiting,
     Running,
@@ -42,45 +42,51 @@ pub enum Look {
     Cancelled,
 }
 
-impl Look {
-    /// Returns the look of a state of a job, a worker, a task, a webhook or a check.
-    pub fn of(state: &str) -> Look {
+impl StateStyle {
+    /// Returns the style of a state of a job, a worker, a task, a webhook or a check.
+    pub fn of(state: &str) -> StateStyle {
         match state {
-            "QUEUED" | "queued" | "Ready" => Look::Queued,
-            "PENDING" | "WAITING" | "pending" | "waiting" | "Creating" | "Connecting" | "deferred" => Look::Waiting,
-            "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "Busy" | "SENDING" => Look::Running,
+            "QUEUED" | "queued" | "Ready" => StateStyle::Queued,
+            "PENDING" | "WAITING" | "pending" | "waiting" | "Creating" | "Connecting" | "deferred" => {
+                StateStyle::Waiting
+            }
+            "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "Busy" | "SENDING" => StateStyle::Running,
             "COMPLETED" | "completed" | "healthy" | "DELIVERED" | "triggered" | "applied" | "closed" | "up"
-            | "fired" => Look::Completed,
-            "RETRYING" | "retrying" | "degraded" | "Draining" | "half_open" | "paused" | "missed" => Look::Retrying,
-            "FAILED" | "failed" | "unhealthy" | "open" | "down" | "dead" | "rejected" => Look::Failed,
-            _ => Look::Cancelled,
+            | "fired" => StateStyle::Completed,
+            "RETRYING" | "retrying" | "degraded" | "Draining" | "half_open" | "paused" | "missed" => {
+                StateStyle::Retrying
+            }
+            "FAILED" | "failed" | "unhealthy" | "open" | "down" | "dead" | "rejected" => StateStyle::Failed,
+            _ => StateStyle::Cancelled,
         }
     }
 
     pub fn class(self) -> &'static str {
         match self {
-            Look::Queued => "queued",
-            Look::Waiting => "waiting",
-            Look::Running => "running",
-            Look::Completed => "done",
-            Look::Retrying => "retry",
-            Look::Failed => "failed",
-            Look::Cancelled => "cancelled",
+            StateStyle::Queued => "queued",
+            StateStyle::Waiting => "waiting",
+            StateStyle::Running => "running",
+            StateStyle::Completed => "done",
+            StateStyle::Retrying => "retry",
+            StateStyle::Failed => "failed",
+            StateStyle::Cancelled => "cancelled",
         }
     }
 
     /// Returns the shape, drawn in a square of 10.
     fn shape(self) -> &'static str {
         match self {
-            Look::Queued => r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7"/>"#,
-            Look::Waiting => {
+            StateStyle::Queued => r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7"/>"#,
+            StateStyle::Waiting => {
                 r#"<circle cx="5" cy="5" r="3.6" fill="none" stroke-width="1.7" stroke-dasharray="2 1.8"/>"#
             }
-            Look::Running => r#"<path d="M2.5 1.5 8.5 5 2.5 8.5z" stroke="none"/>"#,
-            Look::Completed => r#"<path d="M1.5 5.2 4 7.7 8.6 2.6" fill="none" stroke-width="1.8"/>"#,
-            Look::Retrying => r#"<path d="M8.3 5A3.4 3.4 0 1 1 7 2.3M7.2.4V2.8H4.9" fill="none" stroke-width="1.5"/>"#,
-            Look::Failed => r#"<path d="M2 2 8 8M8 2 2 8" fill="none" stroke-width="1.9"/>"#,
-            Look::Cancelled => r#"<path d="M1.8 5H8.2" fill="none" stroke-width="1.9"/>"#,
+            StateStyle::Running => r#"<path d="M2.5 1.5 8.5 5 2.5 8.5z" stroke="none"/>"#,
+            StateStyle::Completed => r#"<path d="M1.5 5.2 4 7.7 8.6 2.6" fill="none" stroke-width="1.8"/>"#,
+            StateStyle::Retrying => {
+                r#"<path d="M8.3 5A3.4 3.4 0 1 1 7 2.3M7.2.4V2.8H4.9" fill="none" stroke-width="1.5"/>"#
+            }
+            StateStyle::Failed => r#"<path d="M2 2 8 8M8 2 2 8" fill="none" stroke-width="1.9"/>"#,
+            StateStyle::Cancelled => r#"<path d="M1.8 5H8.2" fill="none" stroke-width="1.9"/>"#,
         }
     }
 }
@@ -88,39 +94,39 @@ impl Look {
 #[derive(Template)]
 #[template(
     ext = "html",
-    source = r#"<span class="st {{ look.class() }}"><svg viewBox="0 0 10 10" aria-hidden="true">{{ look.shape()|safe }}</svg>{{ word }}</span>"#
+    source = r#"<span class="st {{ style.class() }}"><svg viewBox="0 0 10 10" aria-hidden="true">{{ style.shape()|safe }}</svg>{{ word }}</span>"#
 )]
 struct Badge<'a> {
-    look: Look,
+    style: StateStyle,
     word: &'a str,
 }
 
 /// Returns a state as a badge with the given word.
-pub fn badge(look: Look, word: &str) -> Markup {
-    Markup::of(&Badge { look, word })
+pub fn badge(style: StateStyle, word: &str) -> Markup {
+    Markup::of(&Badge { style, word })
 }
 
 /// Returns the shape of a state alone.
-pub fn icon(look: Look) -> Markup {
+pub fn icon(style: StateStyle) -> Markup {
     Markup(format!(
         r#"<svg class="icon {}" viewBox="0 0 10 10" aria-hidden="true">{}</svg>"#,
-        look.class(),
-        look.shape()
+        style.class(),
+        style.shape()
     ))
 }
 
 /// Returns the shape of a state as a part of a drawing.
-pub fn icon_at(look: Look, x: usize, y: usize) -> Markup {
+pub fn icon_at(style: StateStyle, x: usize, y: usize) -> Markup {
     Markup(format!(
         r#"<svg class="icon {}" x="{x}" y="{y}" width="10" height="10" viewBox="0 0 10 10">{}</svg>"#,
-        look.class(),
-        look.shape()
+        style.class(),
+        style.shape()
     ))
 }
 
 /// Returns the state of a job as a badge, in the viewer's language.
 pub fn job_state(t: &Texts, state: &str) -> Markup {
-    badge(Look::of(state), t.job_state(state))
+    badge(StateStyle::of(state), t.job_state(state))
 }
 
 #[derive(Template)]
@@ -157,15 +163,16 @@ mod tests {
 
     #[test]
     fn the_word_of_a_badge_is_escaped() {
-        let html = badge(Look::Failed, "<script>alert(1)</script>").to_string();
+        let html = badge(StateStyle::Failed, "<script>alert(1)</script>").to_string();
         assert!(html.contains("&#60;script&#62;") && !html.contains("<script>"), "{html}");
     }
 
     #[test]
-    fn every_state_of_a_job_has_a_look_of_its_kind() {
-        let looks = ["PENDING", "QUEUED", "PROCESSING", "RETRYING", "COMPLETED", "FAILED", "CANCELLED"].map(Look::of);
-        for (index, look) in looks.iter().enumerate() {
-            assert!(!looks[..index].contains(look), "{look:?} stands for two states");
+    fn every_state_of_a_job_has_a_style_of_its_own() {
+        let styles =
+            ["PENDING", "QUEUED", "PROCESSING", "RETRYING", "COMPLETED", "FAILED", "CANCELLED"].map(StateStyle::of);
+        for (index, style) in styles.iter().enumerate() {
+            assert!(!styles[..index].contains(style), "{style:?} stands for two states");
         }
     }
 

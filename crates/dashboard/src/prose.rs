@@ -1,4 +1,4 @@
-//! Sentences of the API with what they mention: times in the viewer's zone, and links to jobs, tasks and workers.
+//! Shows sentences of the API with times in the viewer's zone, and with links to jobs, tasks and workers.
 
 use askama::Template;
 use faena_domain::Timestamp;
@@ -20,8 +20,8 @@ struct Sentence {
 const ID_CHARS: usize = 36;
 const TIME_CHARS: usize = 24;
 
-/// Returns a sentence in which times are shown in the viewer's zone and ids lead to their pages. An id after "worker" or "task" is
-/// that of one; `jobs` says whether all others are jobs.
+/// Returns a sentence in which times are shown in the viewer's zone and ids are links. An id after "worker", "task" or
+/// "job" links to that page, and any other id links to a job if `jobs` contains it.
 pub fn prose(viewer: &Viewer, text: &str, jobs: &[String]) -> Markup {
     let mut parts = Vec::new();
     let (mut shown, mut at) = (0, 0);

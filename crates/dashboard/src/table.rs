@@ -1,10 +1,10 @@
-//! Tables, the main tool of the pages.
+//! The tables of the pages.
 
 use askama::Template;
 
 use crate::{markup::Markup, texts::Texts};
 
-/// A table. The first link of a row is that of the whole row.
+/// A table. The first link in a row applies to the whole row.
 #[derive(Template, Default)]
 #[template(path = "table.html")]
 pub struct Table {
@@ -22,7 +22,7 @@ pub struct Column {
 }
 
 pub struct Row {
-    /// What stays the same while the row changes.
+    /// Identifies the row while its cells change.
     pub key: String,
     pub cells: Vec<Cell>,
 }
@@ -30,7 +30,7 @@ pub struct Row {
 pub struct Cell {
     content: Markup,
     class: Vec<&'static str>,
-    /// Whole text of a cell that may be cut.
+    /// Full text of a cell whose content may be truncated.
     title: String,
 }
 
@@ -44,12 +44,12 @@ pub fn number_column(title: &'static str) -> Column {
     Column { title, class: "num" }
 }
 
-/// Returns a column that narrow tables leave out.
+/// Returns a column that narrow tables hide.
 pub fn extra_column(title: &'static str) -> Column {
     Column { title, class: "hide" }
 }
 
-/// Returns a column of numbers that narrow tables leave out.
+/// Returns a column of numbers that narrow tables hide.
 pub fn extra_number_column(title: &'static str) -> Column {
     Column { title, class: "num hide" }
 }
@@ -110,13 +110,13 @@ impl Cell {
         &self.content
     }
 
-    /// Adds a second line, which is shown where the column of the same fact is left out.
+    /// Adds a second line, which narrow tables show instead of the hidden column with the same value.
     pub fn note(mut self, note: &Markup) -> Cell {
         self.content = Markup::of(&Noted { content: &self.content, note });
         self
     }
 
-    /// Returns the cell of a column that narrow tables leave out.
+    /// Returns the cell of a column that narrow tables hide.
     pub fn extra(self) -> Cell {
         self.with("hide")
     }
@@ -125,7 +125,7 @@ impl Cell {
         self.with("num")
     }
 
-    /// Returns a cell that takes the space which the others leave.
+    /// Returns a cell that fills the remaining width.
     pub fn long(self) -> Cell {
         self.with("long")
     }

@@ -151,7 +151,7 @@ texts! {
     ready_to_run: "ready to run", "listo para ejecutarse";
     new_rows: "new", "nuevos";
     filter_by_state: "Filter by state", "Filtrar por estado";
-    understood: "Filter:", "Filtro:";
+    active_filters: "Filter:", "Filtro:";
     sort: "Sort:", "Orden:";
     sort_newest: "newest", "más recientes";
     sort_oldest: "oldest", "más antiguos";
@@ -381,7 +381,7 @@ texts! {
     // Trace, audit, keys, about
     trace_help: "Enter a correlation id to see everything that has it: jobs, tasks, webhooks, events.", "Introduce un id de correlación para ver los trabajos, tareas, webhooks y eventos que lo tienen.";
     nothing_carries_this_id: "Nothing has this correlation id, or it has expired.", "No hay nada con este id de correlación, o ya ha caducado.";
-    trace_is_cut: "Only the first 500 entries are shown.", "Solo se muestran las primeras 500 entradas.";
+    trace_is_truncated: "Only the first 500 entries are shown.", "Solo se muestran las primeras 500 entradas.";
     actor: "Actor", "Autor";
     action: "Action", "Acción";
     target: "Target", "Objeto";

@@ -154,7 +154,7 @@ where
     }
 }
 
-/// Returns the host of a request, unless it has characters that a shell could understand as something else.
+/// Returns the host of a request, unless it has characters that a shell could interpret.
 fn host(parts: &Parts) -> Option<String> {
     let header = parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let host = header.or(parts.uri.authority().map(|authority| authority.as_str()))?;

@@ -1,4 +1,4 @@
-//! Words of the API that pages show: states, outcomes, entries of logs. One that has no text here is shown as it is.
+//! Words of the API that pages show: states, outcomes, entries of logs. A word that is not listed is shown unchanged.
 
 use crate::texts::{Language, Texts};
 

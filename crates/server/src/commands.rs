@@ -202,7 +202,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             print_error(&format!("{error:#}"));
             if error.is::<serve::StorageFailed>() {
-                // Without waiting for calls to a disk that may hang.
+                // Exits without waiting for calls to a disk that may hang.
                 std::process::exit(i32::from(STORAGE_FAILED));
             }
             let usage = error.is::<config::ConfigError>()

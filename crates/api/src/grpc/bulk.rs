@@ -17,14 +17,14 @@ pub struct BulkActions(pub Api);
 #[tonic::async_trait]
 impl BulkService for BulkActions {
     async fn get_bulk_action(&self, request: Request<GetBulkActionRequest>) -> GrpcResult<GetBulkActionResponse> {
-        let action = bulk::shown(&self.0, &request.into_inner().id).await?;
+        let action = bulk::read_view(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(GetBulkActionResponse { action: Some(message(action)) }))
     }
 
     async fn list_bulk_actions(&self, request: Request<ListBulkActionsRequest>) -> GrpcResult<ListBulkActionsResponse> {
         let ListBulkActionsRequest { page_size, page_token } = request.into_inner();
         let query = query([("limit", page_size.map(|size| size.to_string())), ("cursor", Some(page_token))]);
-        let (actions, page_info) = bulk::listed(&self.0, Some(&query)).await?;
+        let (actions, page_info) = bulk::read_page(&self.0, Some(&query)).await?;
         Ok(Response::new(ListBulkActionsResponse {
             actions: actions.into_iter().map(message).collect(),
             total_size: page_info.total,
@@ -36,7 +36,7 @@ impl BulkService for BulkActions {
         &self,
         request: Request<CancelBulkActionRequest>,
     ) -> GrpcResult<CancelBulkActionResponse> {
-        let action = bulk::cancelled(&self.0, &request.into_inner().id).await?;
+        let action = bulk::cancel_by_id(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(CancelBulkActionResponse { action: Some(message(action)) }))
     }
 }

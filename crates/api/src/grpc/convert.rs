@@ -15,7 +15,7 @@ pub fn timestamp(at: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: ms.div_euclid(1_000), nanos }
 }
 
-/// Returns the time as JSON has it; less than a millisecond is cut off.
+/// Returns a time as JSON, truncated to milliseconds.
 pub fn time_json(at: prost_types::Timestamp) -> Value {
     let ms = at.seconds.saturating_mul(1_000).saturating_add(i64::from(at.nanos / 1_000_000));
     Timestamp::from_ms(ms).to_string().into()
@@ -164,7 +164,7 @@ fn retry_on(name: &str) -> i32 {
     number(v1::RetryOn::from_str_name, "RETRY_ON_", name)
 }
 
-/// JSON object that a request becomes.
+/// The JSON object that a request is converted to.
 #[derive(Default)]
 pub struct JsonBody(pub Map<String, Value>);
 

@@ -34,7 +34,7 @@ impl ScheduleService for Schedules {
     async fn get_schedule(&self, request: Request<GetScheduleRequest>) -> GrpcResult<GetScheduleResponse> {
         let id = request.into_inner().id;
         access::require_schedule(&self.0, &id).await?;
-        let schedule = schedules::shown(&self.0, &id).await?;
+        let schedule = schedules::read_view(&self.0, &id).await?;
         Ok(Response::new(GetScheduleResponse { schedule: Some(message(schedule)) }))
     }
 
@@ -85,8 +85,8 @@ impl ScheduleService for Schedules {
         let SetScheduleActiveRequest { id, is_active } = request.into_inner();
         access::require_schedule(&self.0, &id).await?;
         let changed = match is_active {
-            true => schedules::enabled(&self.0, &id).await?,
-            false => schedules::disabled(&self.0, &id).await?,
+            true => schedules::enable_by_id(&self.0, &id).await?,
+            false => schedules::disable_by_id(&self.0, &id).await?,
         };
         Ok(Response::new(SetScheduleActiveResponse { schedule: Some(message(changed)) }))
     }

@@ -43,7 +43,7 @@ impl TaskService for Tasks {
     async fn get_machine(&self, request: Request<GetMachineRequest>) -> GrpcResult<GetMachineResponse> {
         let GetMachineRequest { name, version } = request.into_inner();
         let query = query([("version", version.map(|version| version.to_string()))]);
-        let shown = machines::shown(&self.0, &name, Some(&query)).await?;
+        let shown = machines::read_view(&self.0, &name, Some(&query)).await?;
         Ok(Response::new(GetMachineResponse {
             definition_json: shown.definition.to_string(),
             versions: shown.versions,
@@ -63,7 +63,7 @@ impl TaskService for Tasks {
     }
 
     async fn check_machine(&self, request: Request<CheckMachineRequest>) -> GrpcResult<CheckMachineResponse> {
-        let response = match machines::parsed(request.into_inner().definition).await? {
+        let response = match machines::parse(request.into_inner().definition).await? {
             Ok(definition) => CheckMachineResponse {
                 findings: Vec::new(),
                 name: definition.machine,
@@ -86,7 +86,7 @@ impl TaskService for Tasks {
         let format =
             DiagramFormat::try_from(format).map_err(|_| ApiError::invalid_field("format", "must be SVG or MERMAID"))?;
         let query = query([("version", version.map(|version| version.to_string()))]);
-        let definition = machines::requested(&self.0, &name, Some(&query)).await?.definition;
+        let definition = machines::load_requested(&self.0, &name, Some(&query)).await?.definition;
         let diagram = match format {
             DiagramFormat::Mermaid => definition.to_mermaid(),
             DiagramFormat::Unspecified | DiagramFormat::Svg => definition.to_svg(&[]),
@@ -133,7 +133,7 @@ impl TaskService for Tasks {
     }
 
     async fn get_task(&self, request: Request<GetTaskRequest>) -> GrpcResult<GetTaskResponse> {
-        let task = tasks::shown(&self.0, &request.into_inner().id).await?;
+        let task = tasks::read_view(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(GetTaskResponse { task: Some(message(task)) }))
     }
 
@@ -176,7 +176,7 @@ impl TaskService for Tasks {
     }
 
     async fn explain_task(&self, request: Request<ExplainTaskRequest>) -> GrpcResult<ExplainTaskResponse> {
-        let why = tasks::explained(&self.0, &request.into_inner().id).await?;
+        let why = tasks::explain(&self.0, &request.into_inner().id).await?;
         let reason = |reason: faena_machine::WaitReason| TaskWaitReason {
             code: reason.code.to_owned(),
             message: reason.message,
@@ -218,12 +218,12 @@ impl TaskService for Tasks {
     }
 
     async fn pause_task(&self, request: Request<PauseTaskRequest>) -> GrpcResult<PauseTaskResponse> {
-        let answer = tasks::paused(&self.0, &request.into_inner().id).await?;
+        let answer = tasks::pause_by_id(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(PauseTaskResponse { answer: Some(task_answer(answer)) }))
     }
 
     async fn resume_task(&self, request: Request<ResumeTaskRequest>) -> GrpcResult<ResumeTaskResponse> {
-        let answer = tasks::resumed(&self.0, &request.into_inner().id).await?;
+        let answer = tasks::resume_by_id(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(ResumeTaskResponse { answer: Some(task_answer(answer)) }))
     }
 
@@ -233,7 +233,7 @@ impl TaskService for Tasks {
         body.put("at", at);
         let body = body.into_text("data", &data_json);
         let fork = task_forks::fork_from(&self.0, &id, body.as_bytes()).await?;
-        let task = tasks::shown(&self.0, &fork.to_string()).await?;
+        let task = tasks::read_view(&self.0, &fork.to_string()).await?;
         Ok(Response::new(ForkTaskResponse { task: Some(message(task)) }))
     }
 

@@ -106,7 +106,7 @@ async fn jobs(api: &Api, scrape: &mut Scrape, is_up: bool) {
     scrape.histogram(&table::JOB_RUN_SECONDS, runs);
 }
 
-/// Returns the number that stands for a breaker state in the metrics.
+/// Returns the number of a breaker state in the metrics.
 fn breaker_number(state: BreakerState) -> i64 {
     match state {
         BreakerState::Closed => 0,

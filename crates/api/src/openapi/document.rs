@@ -100,7 +100,7 @@ fn operation(route: &DeclaredRoute, limits: &JobLimits, generator: &mut SchemaGe
     operation
 }
 
-/// Returns the description of an operation, with what its route needs.
+/// Returns the description of an operation, including the access that its route needs.
 fn description(route: &DeclaredRoute) -> String {
     let scopes: Vec<String> = route.needs.scopes().iter().map(|scope| format!("`{scope}`")).collect();
     let access = match scopes.is_empty() {

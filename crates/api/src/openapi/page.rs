@@ -240,7 +240,7 @@ fn row(html: &mut String, name: &str, schema: &Value, description: &str) {
     );
 }
 
-/// Returns the type of a value in words, with links to other schemas.
+/// Describes the type of a value, with links to other schemas.
 fn type_of(schema: &Value) -> String {
     if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
         let name = reference.rsplit('/').next().unwrap_or_default();

@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 
 const DAY_MS: u64 = 86_400_000;
 
-/// A text that a filter compares with.
+/// Schema of a text that a filter compares with.
 pub fn filter_text() -> Value {
     json!({"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"})
 }
 
-/// A text that a search looks for, so it must not be blank.
+/// Schema of a text to search for. It must not be blank.
 pub fn search_text() -> Value {
     json!({"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*[^\\s\\u0000-\\u001f\\u007f-\\u009f][^\\u0000-\\u001f\\u007f-\\u009f]*$"})
 }
 
-/// One value, several separated by commas, or a list.
+/// Schema of one value, several values separated by commas, or a list of values.
 fn one_or_several(value: Value) -> Value {
     let names: Vec<&str> = value["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let any = names.join("|");
@@ -30,7 +30,7 @@ fn one_or_several(value: Value) -> Value {
     json!({"anyOf": [separated, {"type": "array", "items": separated}]})
 }
 
-/// Filter of jobs in a body, without the status.
+/// Returns the fields of a job filter in a body, except the status.
 fn job_filter() -> Vec<(&'static str, Value)> {
     vec![
         ("priority", one_or_several(priority())),
@@ -50,7 +50,7 @@ fn job_filter() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A filter whose values may not be `null`, unlike other optional fields.
+/// Schema of a filter. Its values must not be `null`, unlike those of other optional fields.
 fn filter_object(fields: Vec<(&'static str, Value)>, description: &str) -> Value {
     let properties: serde_json::Map<String, Value> =
         fields.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect();
@@ -106,8 +106,8 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
             "timezone",
             with_default(about(json!({"type": "string"}), "An IANA name such as `Europe/Madrid`."), "UTC"),
         )
-        .optional("dstGap", about(one_of(["next", "skip"]), "Local times that the clocks skip."))
-        .optional("dstOverlap", about(one_of(["first", "both"]), "Local times that occur twice."))
+        .optional("dstGap", about(one_of(["next", "skip"]), "What to do with local times that the clocks skip."))
+        .optional("dstOverlap", about(one_of(["first", "both"]), "What to do with local times that occur twice."))
         .optional("startAt", about(time(), "Earliest due time. Intervals are counted from it."))
         .optional("endAt", about(time(), "Latest due time."))
         .optional(
@@ -116,7 +116,13 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
         )
         .optional(
             "misfire",
-            with_default(about(one_of(["run_once", "skip", "catch_up"]), "Due times while no server ran."), "run_once"),
+            with_default(
+                about(
+                    one_of(["run_once", "skip", "catch_up"]),
+                    "What to do with due times that passed while no server ran.",
+                ),
+                "run_once",
+            ),
         )
         .optional(
             "misfireGraceMs",
@@ -129,7 +135,10 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
         .optional(
             "overlap",
             with_default(
-                about(one_of(["allow", "skip", "queue_one", "cancel_previous"]), "While an earlier job is unfinished."),
+                about(
+                    one_of(["allow", "skip", "queue_one", "cancel_previous"]),
+                    "What to do while an earlier job is unfinished.",
+                ),
                 "allow",
             ),
         )
@@ -162,7 +171,7 @@ fn with_template(limits: &JobLimits, object: Object) -> Object {
         .optional("tags", list(text(100), 0, limits.max_tags))
 }
 
-/// Notes about a resolved dead letter.
+/// Schema of the notes about a resolved dead letter.
 fn notes() -> Value {
     with_default(json!({"type": "string", "maxLength": 2_000}), "")
 }
@@ -226,7 +235,7 @@ pub fn queue_patch(_: &JobLimits) -> Value {
 }
 
 pub fn pause(_: &JobLimits) -> Value {
-    Object::new().optional("reason", about(text(255), "Shown to other people.")).build()
+    Object::new().optional("reason", about(text(255), "Reason shown to other people.")).build()
 }
 
 fn limit_scope() -> Object {
@@ -297,7 +306,7 @@ pub fn claim(_: &JobLimits) -> Value {
         .build()
 }
 
-/// The run that a report is about.
+/// Schema that every report shares: the run that it is about.
 fn report() -> Object {
     let run = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
     Object::new()

@@ -156,7 +156,7 @@ fn content<'a>(encoded: &mut &'a [u8], wire_type: u64) -> Option<&'a [u8]> {
     Some(content)
 }
 
-/// The body of an answer whose messages are changed as they pass. Trailers stay as they are.
+/// The body of an answer whose messages are changed as they pass. Trailers are not changed.
 struct HidingBody {
     inner: Body,
     message: &'static str,

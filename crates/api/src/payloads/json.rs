@@ -12,9 +12,9 @@ pub struct Schemas<'a> {
     document: &'a Value,
 }
 
-/// Where a value is: the schema that it is in, and the name of its field.
+/// Location of a value: the schema that it belongs to, and the name of its field.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Location<'a> {
     schema: &'a str,
     field: &'a str,
 }
@@ -26,24 +26,24 @@ impl<'a> Schemas<'a> {
 
     /// Hides everything in an answer that its caller may not see.
     pub fn hide(&self, schema: &Value, value: &mut Value) {
-        if !self.show(Place { schema: "", field: "" }, schema, value) {
+        if !self.show(Location { schema: "", field: "" }, schema, value) {
             *value = Value::Null;
         }
     }
 
     /// Hides parts of a value. Returns whether the rest of it may be shown.
-    fn show(&self, place: Place<'_>, schema: &Value, value: &mut Value) -> bool {
-        if value.is_null() || is_visible(place.schema, place.field) {
+    fn show(&self, location: Location<'_>, schema: &Value, value: &mut Value) -> bool {
+        if value.is_null() || is_visible(location.schema, location.field) {
             return true;
         }
         if let Some((name, named)) = self.resolve(schema) {
-            return self.show(Place { schema: name, ..place }, named, value);
+            return self.show(Location { schema: name, ..location }, named, value);
         }
         for combined in ["anyOf", "oneOf", "allOf"] {
             if let Some(alternatives) = schema.get(combined).and_then(Value::as_array) {
                 return alternatives.iter().any(|alternative| {
                     let mut shown = value.clone();
-                    let is_shown = self.show(place, alternative, &mut shown);
+                    let is_shown = self.show(location, alternative, &mut shown);
                     if is_shown {
                         *value = shown;
                     }
@@ -60,11 +60,11 @@ impl<'a> Schemas<'a> {
                 format.is_some_and(|format| FORMATS.contains(&format)) || is_constant(schema, value)
             }
             Value::Array(items) => {
-                schema.get("items").is_some_and(|schema| items.iter_mut().all(|item| self.show(place, schema, item)))
+                schema.get("items").is_some_and(|schema| items.iter_mut().all(|item| self.show(location, schema, item)))
             }
             Value::Object(fields) => match schema.get("properties").and_then(Value::as_object) {
                 Some(properties) => {
-                    self.hide_fields(schema, place, properties, fields);
+                    self.hide_fields(schema, location, properties, fields);
                     true
                 }
                 None => false,
@@ -76,19 +76,19 @@ impl<'a> Schemas<'a> {
     fn hide_fields(
         &self,
         schema: &Value,
-        place: Place<'_>,
+        location: Location<'_>,
         properties: &Map<String, Value>,
         fields: &mut Map<String, Value>,
     ) {
         // A schema that is not named in the document has a title.
-        let owner = schema.get("title").and_then(Value::as_str).unwrap_or(place.schema);
+        let owner = schema.get("title").and_then(Value::as_str).unwrap_or(location.schema);
         let mut hidden = Vec::new();
         fields.retain(|name, value| {
             let Some(property) = properties.get(name) else {
                 hidden.push(name.clone());
                 return false;
             };
-            if !self.show(Place { schema: owner, field: name }, property, value) {
+            if !self.show(Location { schema: owner, field: name }, property, value) {
                 *value = self.empty(property);
                 hidden.push(name.clone());
             }
@@ -100,7 +100,7 @@ impl<'a> Schemas<'a> {
         }
     }
 
-    /// Returns the value that stands for a hidden one: `null`, or an empty one of the type that the schema requires.
+    /// Returns the value that replaces a hidden one: `null`, or an empty one of the type that the schema requires.
     fn empty(&self, schema: &Value) -> Value {
         match self.resolve(schema) {
             Some((_, named)) => self.empty(named),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_schema_does_not_have_is_removed() {
+    fn fields_that_the_schema_does_not_have_are_removed() {
         assert_eq!(hidden(job(), json!({"new": 1})), json!({"hidden": ["new"]}));
         assert_eq!(hidden(Value::Null, json!({"id": 1})), Value::Null, "an answer without a schema");
         assert_eq!(hidden(json!({"type": "object"}), json!({"id": 1})), Value::Null);

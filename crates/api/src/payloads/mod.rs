@@ -1,11 +1,11 @@
 //! Hides what jobs and tasks carry from callers whose key is without payloads.
 //!
-//! Every answer to such a caller passes here on its way out, whatever its route: JSON and server-sent events are compared with
+//! Every answer to such a caller passes through here, whatever its route: JSON and server-sent events are compared with
 //! their schema in the OpenAPI document, gRPC messages with their descriptor. Numbers, times, ids and values of enums pass. A
-//! text or a value of any form passes only if [`visible`] lists it, so a new field or route shows nothing until somebody decides
-//! that it may. A hidden value is replaced by an empty one, and `hidden` beside it names the fields.
+//! text or a value of any form passes only if [`visible`] lists it, so a new field or route shows nothing until it is listed
+//! there. A hidden value is replaced by an empty one, and `hidden` beside it names the fields.
 //!
-//! Errors pass as they are: they are about the request.
+//! Errors pass unchanged, because they are about the request.
 
 mod event_stream;
 mod grpc;
@@ -37,7 +37,7 @@ pub fn are_visible() -> bool {
     context::access().is_ok_and(|access| access.sees_payloads())
 }
 
-/// Returns a text that may have parts of a payload, or what stands for it if the caller may not see it.
+/// Returns a text that may contain parts of a payload, or `hidden` if the caller may not see it.
 pub fn shown_text(text: Option<String>) -> Option<String> {
     if are_visible() { text } else { text.map(|_| "hidden".to_owned()) }
 }

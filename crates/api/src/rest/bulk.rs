@@ -173,12 +173,12 @@ pub fn parse_per_second(fields: &mut Fields, max: u64) -> Option<u32> {
 }
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<BulkList> {
-    let (actions, page_info) = listed(&api, query.as_deref()).await?;
+    let (actions, page_info) = read_page(&api, query.as_deref()).await?;
     respond(page_info, |page_info| BulkList::new(actions, page_info))
 }
 
 /// Returns the page of actions that a query asks for.
-pub async fn listed(api: &Api, query: Option<&str>) -> ApiResult<(Vec<BulkView>, PageInfo)> {
+pub async fn read_page(api: &Api, query: Option<&str>) -> ApiResult<(Vec<BulkView>, PageInfo)> {
     let paging = parse_paging(query, Paging::new())?;
     let store = &api.engine.store;
     let total = store.bulk_total().await?;
@@ -188,26 +188,26 @@ pub async fn listed(api: &Api, query: Option<&str>) -> ApiResult<(Vec<BulkView>,
 }
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {
-    Ok(Json(shown(&api, &id).await?))
+    Ok(Json(read_view(&api, &id).await?))
 }
 
 /// Returns an action with its progress.
-pub async fn shown(api: &Api, id: &str) -> ApiResult<BulkView> {
+pub async fn read_view(api: &Api, id: &str) -> ApiResult<BulkView> {
     Ok(view(find(api, id).await?))
 }
 
 pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<BulkView>> {
-    Ok(Json(cancelled(&api, &id).await?))
+    Ok(Json(cancel_by_id(&api, &id).await?))
 }
 
 /// Cancels an action and returns it.
-pub async fn cancelled(api: &Api, id: &str) -> ApiResult<BulkView> {
+pub async fn cancel_by_id(api: &Api, id: &str) -> ApiResult<BulkView> {
     let bulk = find(api, id).await?;
     if !api.engine.store.bulk_stop(bulk.id, &actor(), Timestamp::now()).await? {
         let message = format!("bulk action {} has already finished", bulk.id);
         return Err(ApiError::new(ErrorCode::InvalidTransition, message));
     }
-    shown(api, id).await
+    read_view(api, id).await
 }
 
 async fn find(api: &Api, id: &str) -> ApiResult<Bulk> {

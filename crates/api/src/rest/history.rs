@@ -16,10 +16,10 @@ use crate::{
     request::{UNKNOWN_PARAMETER, check, read_query},
 };
 
-/// Maximum number of periods in one response, and in one with a number for each queue.
+/// Maximum number of periods in one response, without and with `byQueue`.
 const MAX_PERIODS: i64 = 1_000;
 const MAX_PERIODS_BY_QUEUE: i64 = 60;
-/// Periods that are listed if the caller gives no time: of minutes, the last hour.
+/// Number of periods to list if `from` is absent: hours or days, and minutes.
 const DEFAULT_PERIODS: i64 = 30;
 const DEFAULT_MINUTES: i64 = 60;
 
@@ -33,7 +33,7 @@ struct Parameters {
     by_queue: bool,
 }
 
-/// Lists minutes, hours or days, oldest first. Without `byQueue`, one in which nothing happened is listed with zeros.
+/// Lists minutes, hours or days, oldest first. Without `byQueue`, a period in which nothing happened is listed with zeros.
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<MetricsHistory>> {
     let parameters = parse(query.as_deref())?;
     let period = parameters.period.unwrap_or(HistoryPeriod::Hour);

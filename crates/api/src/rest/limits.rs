@@ -21,7 +21,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResp
     let now = Timestamp::now();
     let running = running_tasks(&api, &limits).await?;
     let limits = limits.into_iter().map(|stored| {
-        // A pattern of keys is many limits, each with its own numbers.
+        // A pattern of keys stands for many limits, each with its own usage.
         let is_key = matches!(stored.scope, Scope::Key(_));
         let in_flight = (!is_key && stored.limit.concurrency.is_some()).then(|| match &stored.scope {
             Scope::Machine(name) => running.get(name).copied().unwrap_or(0),
@@ -126,7 +126,7 @@ pub async fn reset(State(api): State<Api>, body: Body) -> ListResponse<LimitList
     list(State(api), RawQuery(None)).await
 }
 
-/// Changes to a limit: an absent field stays, `null` removes it.
+/// Changes to a limit: an absent field is kept, `null` removes it.
 #[derive(Clone, Copy, PartialEq, Default)]
 pub struct LimitPatch {
     pub concurrency: Option<Option<u32>>,
@@ -145,7 +145,7 @@ impl LimitPatch {
         LimitPatch { concurrency: has_concurrency.then_some(concurrency), rate: has_rate.then_some(rate) }
     }
 
-    /// Appends what is wrong with the new values.
+    /// Appends the errors of the new values.
     pub fn check(self, errors: &mut Vec<FieldError>) {
         Limit { concurrency: self.concurrency.flatten(), rate: self.rate.flatten() }.check(errors);
     }

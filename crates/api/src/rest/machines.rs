@@ -72,7 +72,7 @@ pub async fn register_from(api: &Api, body: &[u8]) -> ApiResult<(RegisteredMachi
         Value::String(text) => text,
         other => other.to_string(),
     };
-    let definition = Arc::new(parsed(text).await?.map_err(|findings| invalid(&findings))?);
+    let definition = Arc::new(parse(text).await?.map_err(|findings| invalid(&findings))?);
     let machine = NewMachine { definition: definition.clone() };
     let registered = api.engine.store.machine_register(machine, &actor(), Timestamp::now()).await?;
     let answer = RegisteredMachine {
@@ -84,7 +84,7 @@ pub async fn register_from(api: &Api, body: &[u8]) -> ApiResult<(RegisteredMachi
 }
 
 /// Reads and checks a definition.
-pub async fn parsed(text: String) -> ApiResult<Result<Definition, Vec<Finding>>> {
+pub async fn parse(text: String) -> ApiResult<Result<Definition, Vec<Finding>>> {
     // The checks of a large definition take long enough to delay other requests.
     let parsed = tokio::task::spawn_blocking(move || Definition::parse(&text)).await;
     parsed.map_err(|error| ApiError::internal(&error.to_string()))
@@ -115,12 +115,12 @@ pub async fn show(
     Segment(name): Segment,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Json<MachineView>> {
-    Ok(Json(shown(&api, &name, query.as_deref()).await?))
+    Ok(Json(read_view(&api, &name, query.as_deref()).await?))
 }
 
 /// Returns the version of a machine that a query asks for.
-pub async fn shown(api: &Api, name: &str, query: Option<&str>) -> ApiResult<MachineView> {
-    let machine = requested(api, name, query).await?;
+pub async fn read_view(api: &Api, name: &str, query: Option<&str>) -> ApiResult<MachineView> {
+    let machine = load_requested(api, name, query).await?;
     let all = find(api).await?;
     Ok(MachineView {
         versions: all.iter().filter(|status| status.name == name).map(|status| status.version).collect(),
@@ -135,7 +135,7 @@ pub async fn shown(api: &Api, name: &str, query: Option<&str>) -> ApiResult<Mach
 
 /// Shows the drawing of a machine as SVG.
 pub async fn diagram(State(api): State<Api>, Segment(name): Segment, RawQuery(query): RawQuery) -> ApiResult<Response> {
-    let machine = requested(&api, &name, query.as_deref()).await?;
+    let machine = load_requested(&api, &name, query.as_deref()).await?;
     Ok(([(header::CONTENT_TYPE, "image/svg+xml")], machine.definition.to_svg(&[])).into_response())
 }
 
@@ -145,7 +145,7 @@ pub async fn schema() -> Json<Value> {
 }
 
 /// Returns the machine of a path, in the version that a query asks for.
-pub async fn requested(api: &Api, name: &str, query: Option<&str>) -> ApiResult<StoredMachine> {
+pub async fn load_requested(api: &Api, name: &str, query: Option<&str>) -> ApiResult<StoredMachine> {
     let mut version = None;
     read_query(query, &[], |parameter, value| match parameter {
         "version" => {
@@ -154,11 +154,11 @@ pub async fn requested(api: &Api, name: &str, query: Option<&str>) -> ApiResult<
         }
         _ => Err(UNKNOWN_PARAMETER.into()),
     })?;
-    stored(api, name, version).await
+    load(api, name, version).await
 }
 
-/// Returns a version of a machine, or its newest.
-pub async fn stored(api: &Api, name: &str, version: Option<u32>) -> ApiResult<StoredMachine> {
+/// Returns a version of a machine, or its newest version.
+pub async fn load(api: &Api, name: &str, version: Option<u32>) -> ApiResult<StoredMachine> {
     let found = api.engine.store.machine_get(name, version).await?;
     found.ok_or_else(|| match version {
         Some(version) => ApiError::not_found(format!("no version {version} of a machine \"{name}\"")),

@@ -161,7 +161,7 @@ async fn task_metrics(api: &Api) -> ApiResult<TaskMetrics> {
     })
 }
 
-/// Counts the schedules of the caller's queues, among the first of all.
+/// Counts the schedules of the caller's queues. Reads at most `COUNT_LIMIT` schedules.
 async fn visible_schedules(api: &Api) -> ApiResult<ScheduleCounts> {
     let page = SchedulePage { offset: 0, limit: COUNT_LIMIT };
     let (all, _) = api.engine.store.schedule_list(ScheduleFilter::default(), page).await?;

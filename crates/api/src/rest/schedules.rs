@@ -125,12 +125,12 @@ pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<(Vec<ScheduleView
 const LATEST_JOBS: usize = 10;
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {
-    Ok(Json(shown(&api, &id).await?))
+    Ok(Json(read_view(&api, &id).await?))
 }
 
 /// Returns a schedule with its latest jobs.
-pub async fn shown(api: &Api, id: &str) -> ApiResult<ScheduleView> {
-    let schedule = stored(api, id).await?;
+pub async fn read_view(api: &Api, id: &str) -> ApiResult<ScheduleView> {
+    let schedule = load(api, id).await?;
     Ok(ScheduleView { jobs: Some(latest_jobs(api, schedule.id).await?), ..schedule.view() })
 }
 
@@ -140,7 +140,7 @@ async fn latest_jobs(api: &Api, id: ScheduleId) -> ApiResult<Vec<JobView>> {
     Ok(found.jobs.into_iter().map(|job| api.with_default_timeout(job)).collect())
 }
 
-async fn stored(api: &Api, text: &str) -> ApiResult<Schedule> {
+async fn load(api: &Api, text: &str) -> ApiResult<Schedule> {
     let id = parse_id(text)?;
     api.engine.store.schedule_get(id).await?.ok_or_else(|| unknown(text))
 }
@@ -177,19 +177,19 @@ pub async fn patch_from(api: &Api, id: &str, body: Bytes) -> ApiResult<ScheduleV
 }
 
 pub async fn enable(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {
-    Ok(Json(enabled(&api, &id).await?))
+    Ok(Json(enable_by_id(&api, &id).await?))
 }
 
 pub async fn disable(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<ScheduleView>> {
-    Ok(Json(disabled(&api, &id).await?))
+    Ok(Json(disable_by_id(&api, &id).await?))
 }
 
-pub async fn enabled(api: &Api, id: &str) -> ApiResult<ScheduleView> {
+pub async fn enable_by_id(api: &Api, id: &str) -> ApiResult<ScheduleView> {
     let patch = SchedulePatch { spec: None, is_active: Some(true) };
     change(api, id, "schedule.enable", move |_| Ok(patch.clone())).await
 }
 
-pub async fn disabled(api: &Api, id: &str) -> ApiResult<ScheduleView> {
+pub async fn disable_by_id(api: &Api, id: &str) -> ApiResult<ScheduleView> {
     let patch = SchedulePatch { spec: None, is_active: Some(false) };
     change(api, id, "schedule.disable", move |_| Ok(patch.clone())).await
 }
@@ -260,7 +260,7 @@ pub async fn next_runs(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Ru
         }
         Ok(())
     })?;
-    let schedule = stored(api, id).await?;
+    let schedule = load(api, id).await?;
     let timezone = schedule.spec.timing.timezone.clone();
     let (next_runs, explanation): (Vec<ScheduledRun>, String) = match schedule.compile() {
         Ok(compiled) => {
@@ -290,7 +290,7 @@ pub async fn past_ticks(api: &Api, id: &str, query: Option<&str>) -> ApiResult<(
         }
         Ok(())
     })?;
-    let schedule = stored(api, id).await?;
+    let schedule = load(api, id).await?;
     let store = &api.engine.store;
     let total = store.schedule_tick_total(schedule.id, before).await?;
     // The cursor is the due time of the last record.

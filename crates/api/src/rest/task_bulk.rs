@@ -190,12 +190,12 @@ fn required_text(fields: &mut Fields, name: &str) -> String {
     text.unwrap_or_default()
 }
 
-/// An event belongs to a machine: a wrong name is refused before it reaches a thousand tasks.
+/// Fails if the machine has no such event, so that a wrong name does not reach thousands of tasks.
 async fn check_event(api: &Api, filter: &TaskFilter, event: &str) -> ApiResult<()> {
     let Some(machine) = &filter.machine else {
         return Err(ApiError::invalid_field("filter.machine", "is required, because an event belongs to a machine"));
     };
-    let definition = machines::stored(api, machine, filter.version).await?.definition;
+    let definition = machines::load(api, machine, filter.version).await?.definition;
     if !definition.events.contains_key(event) {
         let message = format!("version {} of {machine} has no event \"{event}\"", definition.version);
         return Err(ApiError::invalid_field("type", message));
@@ -293,8 +293,8 @@ pub async fn migrate_from(api: &Api, name: &str, body: &[u8]) -> ApiResult<Start
         errors.push(FieldError::new("to", "must be another version"));
     }
     check(errors)?;
-    let old = machines::stored(api, name, Some(from)).await?.definition;
-    let new = machines::stored(api, name, Some(to)).await?.definition;
+    let old = machines::load(api, name, Some(from)).await?.definition;
+    let new = machines::load(api, name, Some(to)).await?.definition;
     let migration =
         Migration { from, definition: new, states: map.clone(), runs_entry: entry == "run", actor: actor() };
     let errors = migration.check(&old).into_iter();

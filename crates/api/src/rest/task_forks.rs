@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     machines,
-    tasks::{Created, created, parse_id, stored},
+    tasks::{Created, created_response, load, parse_id},
 };
 use crate::{
     Api, ApiError, ApiResult, access,
@@ -18,13 +18,13 @@ use crate::{
     request::{Segment, check, optional_fields, read_body},
 };
 
-/// Records that are read together.
+/// Number of records to read per query.
 const PAGE: usize = 1_000;
 
 pub async fn fork(State(api): State<Api>, Segment(id): Segment, body: Body) -> ApiResult<Created> {
     let body = read_body(&api, body).await?;
     let fork = fork_from(&api, &id, &body).await?;
-    created(&api, fork).await
+    created_response(&api, fork).await
 }
 
 /// Creates the fork of a request and returns its id.
@@ -33,7 +33,7 @@ pub async fn fork_from(api: &Api, id: &str, body: &[u8]) -> ApiResult<TaskId> {
     let at = fields.number("at");
     let data: Map<String, Value> = fields.take("data", "an object").unwrap_or_default();
     check(fields.finish())?;
-    let original = stored(api, id).await?;
+    let original = load(api, id).await?;
     let (definition, point) = find_point(api, &original, parse_id(id)?, at).await?;
     let (fork, now) = (TaskId::new(), Timestamp::now());
     let origin = Origin { task_id: original.task.id.clone(), record: point.record };
@@ -68,7 +68,7 @@ async fn find_point(
                 break 'history;
             }
             let next = match record.version {
-                Some(version) => Some(machines::stored(api, &task.machine, Some(version)).await?.definition),
+                Some(version) => Some(machines::load(api, &task.machine, Some(version)).await?.definition),
                 None => definition.clone(),
             };
             if at.is_none() && next.as_ref().is_some_and(|definition| leads_to_the_end(definition, record)) {

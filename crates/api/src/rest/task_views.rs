@@ -148,7 +148,7 @@ impl TaskWhy {
                 "it is queued: {running} of at most {limit} tasks of {machine} run, and {ahead} start before it; raise the limit \
                  with \"faena limits set --machine {machine} --concurrency N\""
             ),
-            None => format!("it is queued, and {machine} has no limit any more, so it starts soon"),
+            None => format!("it is queued, and {machine} no longer has a limit, so it starts soon"),
         };
         if let Some(reason) = self.reasons.first_mut() {
             reason.message.clone_from(&message);

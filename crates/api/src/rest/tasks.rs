@@ -65,7 +65,7 @@ pub async fn create_from(api: &Api, headers: &HeaderMap, body: &[u8]) -> ApiResu
     }
     check_tags(&mut errors, &tags);
     check(errors)?;
-    let machine = machines::stored(api, &machine, version).await?;
+    let machine = machines::load(api, &machine, version).await?;
     let id = TaskId::new();
     let now = Timestamp::now();
     let data = data.unwrap_or_else(|| Value::Object(serde_json::Map::new()));
@@ -80,10 +80,10 @@ pub async fn create_from(api: &Api, headers: &HeaderMap, body: &[u8]) -> ApiResu
             None
         }
     };
-    Ok((shown(api, &existing.unwrap_or(id).to_string()).await?, existing.is_some()))
+    Ok((read_view(api, &existing.unwrap_or(id).to_string()).await?, existing.is_some()))
 }
 
-/// Creates a task unless one was created with the same key. Returns that one.
+/// Creates a task, unless one was created with the same key. Returns the id of that one.
 async fn create_once(api: &Api, key: TaskKey, new: NewTask, now: Timestamp) -> ApiResult<Option<TaskId>> {
     match api.engine.store.task_create_once(key, new, now).await? {
         Some(existing) if !existing.is_same_request => {
@@ -95,10 +95,10 @@ async fn create_once(api: &Api, key: TaskKey, new: NewTask, now: Timestamp) -> A
     }
 }
 
-/// Answers with a task that was created now.
-pub async fn created(api: &Api, id: TaskId) -> ApiResult<Created> {
+/// Returns the response to a request that has created a task.
+pub async fn created_response(api: &Api, id: TaskId) -> ApiResult<Created> {
     let location = [(header::LOCATION, format!("/api/v1/tasks/{id}"))];
-    Ok((StatusCode::CREATED, location, Json(shown(api, &id.to_string()).await?)))
+    Ok((StatusCode::CREATED, location, Json(read_view(api, &id.to_string()).await?)))
 }
 
 const MAX_TAGS: usize = 32;
@@ -155,12 +155,12 @@ pub fn set_filter(filter: &mut TaskFilter, name: &str, value: String) -> Result<
 }
 
 pub async fn show(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskView>> {
-    Ok(Json(shown(&api, &id).await?))
+    Ok(Json(read_view(&api, &id).await?))
 }
 
 /// Returns a task as the API shows it.
-pub async fn shown(api: &Api, id: &str) -> ApiResult<TaskView> {
-    Ok(TaskView::of(stored(api, id).await?))
+pub async fn read_view(api: &Api, id: &str) -> ApiResult<TaskView> {
+    Ok(TaskView::of(load(api, id).await?))
 }
 
 pub async fn history(
@@ -182,24 +182,24 @@ pub async fn history_of(api: &Api, id: &str, query: Option<&str>) -> ApiResult<V
         }
         Ok(())
     })?;
-    stored(api, id).await?;
+    load(api, id).await?;
     Ok(api.engine.store.task_history(parse_id(id)?, after, limit).await?)
 }
 
 pub async fn why(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskWhy>> {
-    Ok(Json(explained(&api, &id).await?))
+    Ok(Json(explain(&api, &id).await?))
 }
 
 /// Returns what a task waits for.
-pub async fn explained(api: &Api, id: &str) -> ApiResult<TaskWhy> {
-    let mut task = stored(api, id).await?;
+pub async fn explain(api: &Api, id: &str) -> ApiResult<TaskWhy> {
+    let mut task = load(api, id).await?;
     task.task.fault = payloads::shown_text(task.task.fault);
     if !payloads::are_visible() {
         // Why an event is deferred depends on its payload, and the hash of what is approved would confirm a guess.
         task.task.deferred.clear();
         task.task.approval.iter_mut().for_each(|approval| approval.hash = "it".into());
     }
-    let machine = machines::stored(api, &task.machine, Some(task.version)).await?;
+    let machine = machines::load(api, &task.machine, Some(task.version)).await?;
     let mut why = TaskWhy::of(&machine.definition, &task.task, Timestamp::now());
     if task.task.status == Status::Queued {
         let position = api.engine.store.task_position(&task.machine, parse_id(id)?).await?;
@@ -235,7 +235,7 @@ pub async fn events_of(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Ve
         }
         Ok(())
     })?;
-    stored(api, id).await?;
+    load(api, id).await?;
     let query = EventQuery::Subject { id: parse_id(id)?.0, after };
     Ok(api.engine.store.event_list(query, limit).await?)
 }
@@ -334,28 +334,28 @@ pub async fn cancel_from(api: &Api, id: &str, body: &[u8]) -> ApiResult<TaskAnsw
 }
 
 pub async fn pause(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskAnswer>> {
-    Ok(Json(paused(&api, &id).await?))
+    Ok(Json(pause_by_id(&api, &id).await?))
 }
 
-pub async fn paused(api: &Api, id: &str) -> ApiResult<TaskAnswer> {
+pub async fn pause_by_id(api: &Api, id: &str) -> ApiResult<TaskAnswer> {
     apply(api, parse_id(id)?, Input::Pause { actor: actor() }).await
 }
 
 pub async fn resume(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Json<TaskAnswer>> {
-    Ok(Json(resumed(&api, &id).await?))
+    Ok(Json(resume_by_id(&api, &id).await?))
 }
 
-pub async fn resumed(api: &Api, id: &str) -> ApiResult<TaskAnswer> {
+pub async fn resume_by_id(api: &Api, id: &str) -> ApiResult<TaskAnswer> {
     apply(api, parse_id(id)?, Input::Resume { actor: actor() }).await
 }
 
-/// Applies an input. What the task refuses is an error.
+/// Applies an input. Fails if the task rejects it.
 async fn apply(api: &Api, task: TaskId, input: Input) -> ApiResult<TaskAnswer> {
     let answers = api.engine.store.task_apply(vec![TaskInput { task, input }], Timestamp::now()).await?;
-    answered(answers.into_iter().next().flatten().ok_or_else(|| unknown(&task.to_string()))?)
+    into_result(answers.into_iter().next().flatten().ok_or_else(|| unknown(&task.to_string()))?)
 }
 
-fn answered(answer: TaskAnswer) -> ApiResult<TaskAnswer> {
+fn into_result(answer: TaskAnswer) -> ApiResult<TaskAnswer> {
     let reason = answer.reason.clone().unwrap_or_default();
     match answer.outcome {
         Outcome::Rejected => Err(ApiError::new(ErrorCode::Conflict, reason)),
@@ -369,7 +369,7 @@ pub fn parse_id(text: &str) -> ApiResult<TaskId> {
     text.parse().map_err(|_| ApiError::invalid_field("id", "must be a UUID"))
 }
 
-pub async fn stored(api: &Api, id: &str) -> ApiResult<StoredTask> {
+pub async fn load(api: &Api, id: &str) -> ApiResult<StoredTask> {
     let task = api.engine.store.task_get(parse_id(id)?).await?;
     task.ok_or_else(|| unknown(id))
 }

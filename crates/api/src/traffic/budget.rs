@@ -1,7 +1,7 @@
 //! Limits the memory of everything that callers send and the server has not processed yet.
 //!
-//! The first [`FREE_BYTES`] of a request or message are not counted, so a small one is never refused. A larger one takes
-//! its further bytes from one budget of the process as they arrive, waits while the budget is used up, and is refused
+//! The first [`FREE_BYTES`] of a request or message are not counted, so a small one is never rejected. A larger one takes
+//! its further bytes from one budget of the process as they arrive, waits while the budget is used up, and is rejected
 //! after [`MAX_WAIT`].
 
 use std::{
@@ -22,7 +22,7 @@ use faena_domain::ErrorCode;
 
 use crate::ApiError;
 
-/// Bytes of each request or message that are not counted.
+/// Bytes of each request or message that do not count.
 pub const FREE_BYTES: usize = 16 << 10;
 /// Largest message of a worker before its registration.
 pub const MAX_UNREGISTERED_BYTES: usize = 64 << 10;
@@ -80,7 +80,7 @@ impl Charge {
         Charge { permits: PollSemaphore::new(budget.permits.clone()), held: None, deadline: None }
     }
 
-    /// Takes what is missing for `bytes` in total. Fails after 2 s, or if the whole budget is smaller.
+    /// Takes the missing part of `bytes` from the budget. Fails after 2 s, or if the whole budget is smaller.
     pub fn poll_cover(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), Exhausted>> {
         let needed = bytes.saturating_sub(FREE_BYTES).div_ceil(STEP_BYTES);
         let missing = needed.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
@@ -98,7 +98,7 @@ impl Charge {
             return Poll::Ready(Ok(()));
         }
         let deadline = self.deadline.get_or_insert_with(|| {
-            // Requests that arrived together are refused one after the other, so their clients do not come back all at once.
+            // Requests that arrived together are rejected one after the other, so that their clients do not retry together.
             let wait = MAX_WAIT.mul_f64(rand::rng().random_range(0.5..=1.0));
             Box::pin(tokio::time::sleep_until(Instant::now() + wait))
         });
@@ -109,7 +109,7 @@ impl Charge {
         Poll::Ready(Err(Exhausted))
     }
 
-    /// Takes what is missing for `bytes` in total, if no waiting is needed. Returns whether it is covered.
+    /// Takes the missing part of `bytes` from the budget if it need not wait. Returns whether `bytes` are covered.
     pub fn try_cover(&mut self, bytes: usize) -> bool {
         let needed = bytes.saturating_sub(FREE_BYTES).div_ceil(STEP_BYTES);
         let missing = needed.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
@@ -139,16 +139,17 @@ impl Charge {
     }
 }
 
-/// Counts what a connection reads while no handler does: the headers of a request, or a message of a WebSocket.
+/// Counts the bytes that a connection reads before a handler takes them over: the headers of a request, or a message of a
+/// WebSocket.
 ///
-/// The connection asks before each read; the handler says when it has taken over what was read.
+/// The connection calls [`poll_read`](Self::poll_read) before each read. The handler reports when it has taken over the bytes.
 #[derive(Clone)]
-pub struct ReadMeter(Arc<Mutex<Metered>>);
+pub struct ReadMeter(Arc<Mutex<MeterState>>);
 
-struct Metered {
+struct MeterState {
     charge: Charge,
     bytes: usize,
-    /// Bytes that may be read before the next [`ReadMeter::consumed`], for peers that are not identified yet.
+    /// Bytes that may be read before the next [`ReadMeter::count_next_message`], for peers that are not identified yet.
     max_bytes: Option<usize>,
     is_counting: bool,
     /// Bytes that are not counted.
@@ -157,7 +158,7 @@ struct Metered {
 
 /// Why a connection may not read more.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error, Debug)]
-pub enum ReadRefused {
+pub enum ReadError {
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
     #[error("more data than is accepted before the registration")]
@@ -167,7 +168,7 @@ pub enum ReadRefused {
 impl ReadMeter {
     /// Starts to count the head of a request.
     pub fn new(budget: &ByteBudget) -> ReadMeter {
-        let metered = Metered {
+        let metered = MeterState {
             charge: Charge::new(budget),
             bytes: 0,
             max_bytes: None,
@@ -178,16 +179,16 @@ impl ReadMeter {
     }
 
     /// Waits until the next bytes may be read.
-    pub fn poll_read(&self, cx: &mut Context<'_>) -> Poll<Result<(), ReadRefused>> {
+    pub fn poll_read(&self, cx: &mut Context<'_>) -> Poll<Result<(), ReadError>> {
         let mut metered = self.lock();
         if !metered.is_counting {
             return Poll::Ready(Ok(()));
         }
         if metered.max_bytes.is_some_and(|max| metered.bytes > max) {
-            return Poll::Ready(Err(ReadRefused::TooMuch));
+            return Poll::Ready(Err(ReadError::TooMuch));
         }
         let bytes = metered.bytes + FREE_BYTES - metered.free;
-        metered.charge.poll_cover(cx, bytes).map_err(ReadRefused::from)
+        metered.charge.poll_cover(cx, bytes).map_err(ReadError::from)
     }
 
     /// Adds bytes that were read.
@@ -198,12 +199,12 @@ impl ReadMeter {
         }
     }
 
-    /// A handler has taken over a message. Starts to count the next one.
-    pub fn consumed(&self) {
+    /// Starts to count the next message, because a handler has taken over this one.
+    pub fn count_next_message(&self) {
         self.count(true, None, FREE_BYTES);
     }
 
-    /// A handler reads and counts by itself from now on.
+    /// Stops counting, because a handler reads and counts the bytes from now on.
     pub fn stop(&self) {
         self.count(false, None, FREE_BYTES);
     }
@@ -213,7 +214,7 @@ impl ReadMeter {
         self.count(true, None, FREE_HEAD_BYTES);
     }
 
-    /// Starts to count again, and refuses more than `max_bytes` until [`consumed`](Self::consumed).
+    /// Starts to count again, and rejects more than `max_bytes` until [`count_next_message`](Self::count_next_message).
     pub fn restrict(&self, max_bytes: usize) {
         self.count(true, Some(max_bytes), FREE_BYTES);
     }
@@ -230,7 +231,7 @@ impl ReadMeter {
         (metered.bytes, metered.is_counting, metered.max_bytes, metered.free) = (0, is_counting, max_bytes, free);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Metered> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, MeterState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_above_the_whole_budget_is_refused() {
+    async fn a_request_above_the_whole_budget_is_rejected() {
         let budget = ByteBudget::new(1 << 20);
         assert_eq!(Charge::new(&budget).cover(FREE_BYTES + (1 << 20) + 1).await, Err(Exhausted));
         assert_eq!(budget.used(), 0);
@@ -272,8 +273,8 @@ mod tests {
         meter.add(10);
         assert_eq!(read().await, Ok(()));
         meter.add(1);
-        assert_eq!(read().await, Err(ReadRefused::TooMuch));
-        meter.consumed();
+        assert_eq!(read().await, Err(ReadError::TooMuch));
+        meter.count_next_message();
         meter.add(1_000);
         assert_eq!(read().await, Ok(()));
     }

@@ -43,7 +43,8 @@ pub fn accept(request: Request, max_bytes: usize) -> ApiResult<Request> {
     }
 }
 
-/// A body without a type counts as JSON. So does the type of HTML forms, which `curl -d` sends if it is given no other.
+/// Rejects a type other than JSON. A body without a type counts as JSON, and so does the type of HTML forms, which
+/// `curl -d` sends by default.
 fn check_type(headers: &HeaderMap) -> ApiResult<()> {
     let Some(value) = text(headers, &header::CONTENT_TYPE) else { return Ok(()) };
     let kind = value.split(';').next().unwrap_or("").trim_end();
@@ -55,7 +56,7 @@ fn check_type(headers: &HeaderMap) -> ApiResult<()> {
     Err(ApiError::new(ErrorCode::UnsupportedMediaType, message))
 }
 
-/// Returns the values of a header in lower case, and what is not ASCII escaped.
+/// Returns the values of a header in lower case, with non-ASCII bytes escaped.
 fn text(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     let values: Vec<String> = headers
         .get_all(name)

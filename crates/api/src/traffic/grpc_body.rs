@@ -1,7 +1,7 @@
-//! The body of a gRPC call: each message has a deadline, takes its bytes from the budget, and is small until the worker
-//! that sends it has registered.
+//! The body of a gRPC call: each message has a deadline and takes its bytes from the budget, and a worker may send only
+//! small messages until it has registered.
 //!
-//! The library that decodes messages buffers them whole and waits for them without end. This body reads the frames (one
+//! The library that decodes messages buffers each of them completely and waits for them forever. This body reads the frames (one
 //! byte of flags, four of length) as they pass, so that it knows where messages begin and end.
 
 use std::{
@@ -41,11 +41,11 @@ impl HasRegistered {
     }
 }
 
-/// What the messages of a call have taken from the budget. A call keeps it until its handler has answered.
+/// Bytes that the messages of a call have taken from the budget. The call keeps them until its handler has answered.
 #[derive(Clone)]
 pub struct SharedCharge(Arc<Mutex<Charge>>);
 
-/// Returns the call with a limited body, and what its messages take.
+/// Returns the call with a limited body, and the charge of its messages.
 pub fn limit(request: Request, budget: &ByteBudget) -> (Request, SharedCharge) {
     let charge = SharedCharge(Arc::new(Mutex::new(Charge::new(budget))));
     let is_connect = request.uri().path() == CONNECT;
@@ -79,7 +79,7 @@ struct GrpcBody {
     waiting: Option<Bytes>,
 }
 
-/// Where in the sequence of messages the body is.
+/// Position of the body in the sequence of messages.
 #[derive(Default)]
 struct Frames {
     header: [u8; HEADER_BYTES],
@@ -136,7 +136,7 @@ impl GrpcBody {
         self.charge.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what the current message needs, then lets `waiting` pass.
+    /// Charges the budget for the current message, then returns `waiting`.
     fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let covered = ready!(self.charge().poll_cover(cx, self.frames.arrived));
         if let Err(exhausted) = covered {

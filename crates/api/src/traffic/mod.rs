@@ -55,18 +55,18 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 /// A smaller response fits into one packet with its headers.
 const MIN_COMPRESSED_BYTES: u16 = 1_024;
 
-/// Above this, a refusal is answered immediately.
-const MAX_DELAYED_REFUSALS: usize = 10_000;
+/// Maximum number of rejections that wait at the same time. Further ones are answered immediately.
+const MAX_DELAYED_REJECTIONS: usize = 10_000;
 
-/// Settings of the traffic that is accepted.
+/// Limits of the traffic that the server accepts.
 #[derive(Clone, Default, Debug)]
 pub struct TrafficConfig {
     pub per_key: Option<RequestRate>,
     pub per_address: Option<RequestRate>,
     pub cors: Cors,
     /// How long the answer to a request above a limit is delayed. A client that repeats its requests immediately would
-    /// otherwise keep the processor busy with refusals.
-    pub refusal_pause: Duration,
+    /// otherwise keep the processor busy with rejections.
+    pub rejection_delay: Duration,
     /// Bytes that requests in flight may occupy together. `None`: any number.
     pub in_flight_bytes: Option<usize>,
     /// Open streams of events and jobs. `None`: any number.
@@ -81,9 +81,9 @@ pub struct Traffic {
     addresses: Option<Limiter<IpAddr>>,
     cors: Cors,
     rejected: [AtomicU64; RejectReason::ALL.len()],
-    refusal_pause: Duration,
-    /// Refusals that may be delayed at the same time.
-    delayed_refusals: Semaphore,
+    rejection_delay: Duration,
+    /// Limits the rejections that wait at the same time.
+    delayed_rejections: Semaphore,
     budget: ByteBudget,
     streams: Streams,
 }
@@ -140,8 +140,8 @@ impl Traffic {
             addresses: config.per_address.map(|rate| Limiter::new("address", rate)),
             cors: config.cors,
             rejected: Default::default(),
-            refusal_pause: config.refusal_pause,
-            delayed_refusals: Semaphore::new(MAX_DELAYED_REFUSALS),
+            rejection_delay: config.rejection_delay,
+            delayed_rejections: Semaphore::new(MAX_DELAYED_REJECTIONS),
             budget: ByteBudget::new(config.in_flight_bytes.unwrap_or(usize::MAX)),
             streams: Streams::new(StreamLimits {
                 total: config.max_streams.unwrap_or(usize::MAX),
@@ -160,7 +160,7 @@ impl Traffic {
         self.streams.admit(&context::caller()).inspect_err(|_| self.count(RejectReason::Streams))
     }
 
-    /// Takes what the head of a request with this size needs.
+    /// Charges the budget for the head of a request with this size.
     async fn cover_head(&self, bytes: usize) -> ApiResult<Charge> {
         let mut charge = Charge::new(&self.budget);
         if bytes > FREE_HEAD_BYTES {
@@ -171,12 +171,12 @@ impl Traffic {
     }
 
     /// Delays the answer to a request above a limit.
-    async fn delay_refusal(&self, error: &ApiError) {
+    async fn delay_rejection(&self, error: &ApiError) {
         if error.code == ErrorCode::RateLimited
-            && !self.refusal_pause.is_zero()
-            && let Ok(_permit) = self.delayed_refusals.try_acquire()
+            && !self.rejection_delay.is_zero()
+            && let Ok(_permit) = self.delayed_rejections.try_acquire()
         {
-            tokio::time::sleep(self.refusal_pause).await;
+            tokio::time::sleep(self.rejection_delay).await;
         }
     }
 
@@ -197,18 +197,19 @@ impl Traffic {
     /// Counts a wrong key that did not come in the header of a request. Fails if its address has sent too many.
     pub fn record_wrong_key(&self, address: Option<IpAddr>) -> ApiResult<()> {
         self.count(RejectReason::Authentication);
-        self.check_address(address).map_or(Ok(()), |usage| self.refuse(usage, RejectReason::AddressRate))
+        self.check_address(address).map_or(Ok(()), |usage| self.require_within_limit(usage, RejectReason::AddressRate))
     }
 
-    fn refuse(&self, usage: Usage, reason: RejectReason) -> ApiResult<()> {
+    /// Fails with 429 and counts the rejection if `usage` exceeds its limit.
+    fn require_within_limit(&self, usage: Usage, reason: RejectReason) -> ApiResult<()> {
         let Some(seconds) = usage.retry_after_seconds() else { return Ok(()) };
         self.count(reason);
-        let message = format!("too many requests of this {}; try again in {seconds} s", usage.name);
+        let message = format!("too many requests from this {}; try again in {seconds} s", usage.name);
         Err(ApiError { retry_after_seconds: Some(seconds), ..ApiError::new(ErrorCode::RateLimited, message) })
     }
 }
 
-/// Returns what counts as one client: an IPv4 address, or the /64 network that one IPv6 client has.
+/// Returns the address or network that counts as one client: an IPv4 address, or the /64 network of an IPv6 client.
 fn client_network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -238,7 +239,7 @@ pub async fn admit(State(api): State<Api>, request: Request, next: Next) -> Resp
                 }
                 Ok((_charge, request)) => next.run(request).await,
                 Err(error) => {
-                    api.traffic.delay_refusal(&error).await;
+                    api.traffic.delay_rejection(&error).await;
                     if is_grpc {
                         Status::from(error).into_http::<Body>().into_response()
                     } else {
@@ -273,7 +274,7 @@ fn check(api: &Api, request: Request, usages: &mut Vec<Usage>) -> ApiResult<Requ
     content::accept(request, api.parser().limits.max_batch_bytes).map_err(rejected(RejectReason::Content))
 }
 
-/// Health checks and metrics must be readable while a limit is reached.
+/// Returns whether a path has no rate limit. Health checks and metrics must be readable while a limit is reached.
 fn is_exempt(path: &str) -> bool {
     path == "/health" || path.starts_with("/health/") || path == "/metrics" || path.starts_with("/grpc.health.v1.")
 }
@@ -286,12 +287,12 @@ fn limit(traffic: &Traffic, caller: &Caller, usages: &mut Vec<Usage>) -> ApiResu
     }
     if let Some(usage) = traffic.check_address(caller.address) {
         usages.push(usage);
-        traffic.refuse(usage, RejectReason::AddressRate)?;
+        traffic.require_within_limit(usage, RejectReason::AddressRate)?;
     }
     if let (Some(keys), Some(key)) = (&traffic.keys, access.and_then(|access| access.key())) {
         let usage = keys.check(key);
         usages.push(usage);
-        traffic.refuse(usage, RejectReason::KeyRate)?;
+        traffic.require_within_limit(usage, RejectReason::KeyRate)?;
     }
     Ok(())
 }

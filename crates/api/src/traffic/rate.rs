@@ -137,8 +137,8 @@ mod tests {
         let (limiter, clock) = limiter(2, 3);
         let remaining: Vec<u32> = (0..3).map(|_| limiter.check(1).remaining).collect();
         assert_eq!(remaining, [2, 1, 0]);
-        let refused = limiter.check(1);
-        assert_eq!(refused.retry_after_seconds(), Some(1), "rounded up to whole seconds");
+        let rejected = limiter.check(1);
+        assert_eq!(rejected.retry_after_seconds(), Some(1), "rounded up to whole seconds");
         assert_eq!(limiter.check(2).retry_after_seconds(), None, "another caller has a bucket of its own");
         clock.advance(Duration::from_millis(500));
         assert_eq!(limiter.check(1).retry_after_seconds(), None);

@@ -46,7 +46,7 @@ impl Streams {
         Streams { limits, open: Arc::default() }
     }
 
-    /// Fails with 429 if the caller has too many streams, and with 503 if the server has.
+    /// Admits a stream. Fails with 429 if the caller has too many streams, and with 503 if the server has.
     pub fn admit(&self, caller: &Caller) -> ApiResult<StreamPermit> {
         let key = caller.access.as_ref().ok().and_then(|access| access.key());
         let caller = match (key, caller.address) {

@@ -3,7 +3,7 @@
 use faena_domain::{ErrorCode, Failure, JobId, LogEvent, Progress, Run, parse::check_json};
 use faena_engine::workers::{Rejection, Report, ReportKind};
 
-/// Longest log line and longest text of a progress that is kept.
+/// Maximum length of a log line and of a text in a progress report.
 const MAX_LINE_BYTES: usize = 16 << 10;
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
@@ -13,7 +13,7 @@ fn invalid(field: &str, message: &str) -> Rejection {
     Rejection::new(ErrorCode::ValidationError, format!("{field}: {message}"))
 }
 
-/// Returns a report about a job; fails if no job is named.
+/// Returns a report about a job. Fails if it names no job.
 pub fn new(job_id: Option<JobId>, run: Option<Run>, kind: ReportKind) -> ReportResult<Report> {
     let job_id = job_id.ok_or_else(|| invalid("jobId", "is required"))?;
     Ok(Report { job_id, run, kind })
@@ -64,7 +64,7 @@ pub fn progress(progress: Option<Progress>) -> ReportResult<ReportKind> {
     Ok(ReportKind::Progress(progress))
 }
 
-/// `event`: the name of the entry in the execution log; absent: `message`.
+/// Returns a log line. `event` is the name of its entry in the execution log, `message` if it is absent.
 pub fn log(message: Option<String>, event: Option<&str>) -> ReportResult<ReportKind> {
     let message = message.filter(|text| !text.is_empty());
     let message = message.ok_or_else(|| invalid("message", "must be a string that is not empty"))?;

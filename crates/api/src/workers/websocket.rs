@@ -74,7 +74,7 @@ pub async fn connect(
 async fn serve(api: Api, caller: Caller, mut socket: WebSocket, meter: ReadMeter) {
     if let Some(connection) = register(&api, &caller, &mut socket, &meter).await {
         let max_bytes = api.parser().limits.max_body_bytes;
-        meter.consumed();
+        meter.count_next_message();
         session::serve(api, connection.worker, WebSocketStream { socket, max_bytes, meter }).await;
     }
 }
@@ -148,14 +148,14 @@ async fn admit(api: &Api, socket: &mut WebSocket, registration: Registration) ->
         let error = ApiError::from(error);
         Rejection::new(error.code, error.message)
     })?;
-    if send(socket, [registered(api, &connection)]).await {
+    if send(socket, [registered_frame(api, &connection)]).await {
         return Ok(Some(connection));
     }
     api.engine.disconnect_worker(&connection.worker, false, Timestamp::now()).await;
     Ok(None)
 }
 
-fn registered(api: &Api, connection: &Connection) -> String {
+fn registered_frame(api: &Api, connection: &Connection) -> String {
     let id = serde_json::to_string(&connection.worker.key).expect("a string is JSON");
     let interval_ms = api.engine.config.worker_heartbeat.as_millis();
     let resumed = connection.resumed;
@@ -204,7 +204,7 @@ impl WorkerStream for WebSocketStream {
         match self.socket.next().await {
             None | Some(Err(_)) | Some(Ok(Message::Close(_))) => Received::Closed,
             Some(Ok(message)) => {
-                self.meter.consumed();
+                self.meter.count_next_message();
                 match decode(&message, self.max_bytes) {
                     None => Received::KeepAlive,
                     Some(Ok(message)) => Received::Message(message),

@@ -417,7 +417,7 @@ async fn the_metrics_of_a_restricted_key_are_those_of_its_queues() {
 }
 
 #[tokio::test]
-async fn a_restricted_key_is_refused_what_is_about_all_queues() {
+async fn a_restricted_key_is_rejected_by_routes_about_all_queues() {
     let queues = TwoQueues::start().await;
     for path in [
         "/api/v1/outbox",

@@ -130,7 +130,7 @@ async fn a_retry_of_a_retrying_job_starts_its_next_attempt_now() {
     let response = app.post(&format!("{}/retry", path(&id)), "").await;
     assert_eq!(response.json(), json!({"id": id, "status": "RETRYING", "retryCount": 1}));
     let failed = app.wait_for_state(&id, "FAILED").await;
-    assert_eq!(failed["retryCount"], 1, "the attempts go on where they were");
+    assert_eq!(failed["retryCount"], 1, "the attempts continue from there");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -231,7 +231,7 @@ async fn a_job_does_not_wait_for_a_deleted_parent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_job_is_cancelled_at_once() {
+async fn a_waiting_job_is_cancelled_immediately() {
     let app = App::start().await;
     for body in [r#"{"name": "unhandled.type"}"#, r#"{"name": "noop", "scheduledAt": "2031-01-01T00:00:00Z"}"#] {
         let id = app.create(body).await;

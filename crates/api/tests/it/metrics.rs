@@ -1,4 +1,4 @@
-//! `GET /metrics` agrees with the table of metrics, and each metric moves when its thing happens.
+//! `GET /metrics` agrees with the table of metrics, and each metric moves when what it counts happens.
 
 use std::time::Duration;
 
@@ -198,7 +198,7 @@ async fn the_metrics_of_events_move_with_their_sinks() {
         body: SinkBody::CloudEvent,
         target: Target::File(faena_brokers::file::FileSinkOptions::new(path)),
     };
-    // A folder is no file, so the second sink is down.
+    // A folder is not a file, so the second sink is down.
     let sinks = vec![sink("log", folder.path().join("events.log")), sink("broken", folder.path().into())];
     let outbox = OutboxConfig { sinks, ..OutboxConfig::default() };
     let app = App::start_with(EngineConfig { outbox, ..EngineConfig::default() }).await;
@@ -239,7 +239,7 @@ async fn throughput_and_error_ratio_come_from_the_last_minute() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_loop_has_a_beat_and_the_node_describes_itself() {
+async fn every_loop_has_a_heartbeat_and_the_node_describes_itself() {
     let app = App::start().await;
     let text = app.get("/metrics").await.text;
     for name in [r#"faena_loop_late{loop="dispatcher"}"#, r#"faena_loop_failures_total{loop="history"}"#] {

@@ -47,19 +47,19 @@ fn one_per_address() -> TrafficConfig {
 const JOBS: &str = "/api/v1/jobs";
 
 #[tokio::test]
-async fn requests_above_the_limit_of_an_address_are_refused_until_it_fills_again() {
+async fn requests_above_the_limit_of_an_address_are_rejected_until_it_fills_again() {
     let app = App::start_with_traffic(one_per_address()).await;
     key(&app, &[KeyScope::Read], None).await;
     let first = get(&app, "203.0.113.9", JOBS, &[]).await;
     assert_eq!(first.status, 401, "a request without a key counts too");
     assert_eq!(first.header("ratelimit-policy"), "\"address\";q=3;w=3");
     assert_eq!(first.header("ratelimit"), "\"address\";r=2;t=1");
-    let mut refused = get(&app, "203.0.113.9", JOBS, &[]).await;
+    let mut rejected = get(&app, "203.0.113.9", JOBS, &[]).await;
     for _ in 0..10 {
-        refused = get(&app, "203.0.113.9", JOBS, &[]).await;
+        rejected = get(&app, "203.0.113.9", JOBS, &[]).await;
     }
-    assert_eq!(refused.error_snapshot(), "429 RATE_LIMITED: too many requests of this address; try again in 1 s");
-    assert_eq!((refused.header("retry-after"), refused.header("ratelimit")), ("1", "\"address\";r=0;t=3"));
+    assert_eq!(rejected.error_snapshot(), "429 RATE_LIMITED: too many requests from this address; try again in 1 s");
+    assert_eq!((rejected.header("retry-after"), rejected.header("ratelimit")), ("1", "\"address\";r=0;t=3"));
     assert_eq!(get(&app, "203.0.113.10", JOBS, &[]).await.status, 401, "another address is not affected");
     for path in ["/health", "/health/live", "/health/ready"] {
         assert_eq!(get(&app, "203.0.113.9", path, &[]).await.status, 200, "{path} is not limited");
@@ -75,8 +75,8 @@ async fn requests_above_the_limit_of_an_address_are_refused_until_it_fills_again
 }
 
 #[tokio::test]
-async fn a_refusal_is_delayed_and_other_callers_are_not() {
-    let config = TrafficConfig { refusal_pause: Duration::from_secs(3_600), ..one_per_address() };
+async fn a_rejection_is_delayed_and_other_callers_are_not() {
+    let config = TrafficConfig { rejection_delay: Duration::from_secs(3_600), ..one_per_address() };
     let app = App::start_with_traffic(config).await;
     for _ in 0..3 {
         assert_ne!(get(&app, "203.0.113.9", JOBS, &[]).await.status, 429);
@@ -161,10 +161,10 @@ async fn a_grpc_call_above_the_limit_ends_with_resource_exhausted() {
     });
     let accepted = client.list_jobs(ListJobsRequest::default()).await.unwrap();
     assert_eq!(accepted.metadata().get("ratelimit").unwrap(), "\"key\";r=0;t=1");
-    let refused = client.list_jobs(ListJobsRequest::default()).await.unwrap_err();
-    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    let rejected = client.list_jobs(ListJobsRequest::default()).await.unwrap_err();
+    assert_eq!(rejected.code(), Code::ResourceExhausted, "{rejected:?}");
     for (name, value) in [("x-error-code", "RATE_LIMITED"), ("retry-after", "1"), ("grpc-retry-pushback-ms", "1000")] {
-        assert_eq!(refused.metadata().get(name).unwrap(), value, "{name}");
+        assert_eq!(rejected.metadata().get(name).unwrap(), value, "{name}");
     }
 }
 
@@ -307,7 +307,7 @@ fn unfinished(bytes: usize) -> Body {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_bodies_share_a_budget_and_small_ones_are_never_refused() {
+async fn large_bodies_share_a_budget_and_small_ones_are_never_rejected() {
     let app =
         App::start_with_traffic(TrafficConfig { in_flight_bytes: Some(1 << 20), ..TrafficConfig::default() }).await;
     let key = key(&app, &[KeyScope::Write, KeyScope::Read], None).await;
@@ -319,14 +319,14 @@ async fn large_bodies_share_a_budget_and_small_ones_are_never_refused() {
     let large = |spaces: usize| Body::from(format!("{}{batch}", " ".repeat(spaces)));
     let unfinished_request = app.router.clone().oneshot(post("/api/v1/jobs/batch", unfinished(1 << 20)));
     let others = async {
-        let refused = loop {
+        let rejected = loop {
             let response = app.send(post("/api/v1/jobs/batch", large(1 << 19))).await;
             // Until the server has read what the unfinished request sends.
             if response.status != 201 {
                 break response;
             }
         };
-        assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, "1"), "{}", refused.text);
+        assert_eq!((rejected.status.as_u16(), rejected.header("retry-after")), (503, "1"), "{}", rejected.text);
         let small = app.send(post(JOBS, Body::from(r#"{"name": "elsewhere"}"#))).await;
         assert_eq!(small.status, 201, "{}", small.text);
     };
@@ -353,8 +353,8 @@ async fn streams_are_limited_per_caller_and_in_total() {
     let a = open("/api/v1/events", first).await;
     let b = open("/api/v1/events?taskId=01a1e1b6-d8d7-7007-820a-3ff640398a18", first).await;
     assert_eq!((a.status().as_u16(), b.status().as_u16()), (200, 200));
-    let refused = open("/api/v1/events", first).await;
-    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"1".parse().unwrap()));
+    let rejected = open("/api/v1/events", first).await;
+    assert_eq!((rejected.status().as_u16(), &rejected.headers()["retry-after"]), (429, &"1".parse().unwrap()));
     let c = open("/api/v1/events", second).await;
     assert_eq!(c.status(), 200);
     assert_eq!(open("/api/v1/events", second).await.status(), 503, "the node is full");

@@ -12,7 +12,7 @@ use super::{
     details::Details,
 };
 
-/// Readings whose rate is drawn.
+/// Number of rates that the chart shows.
 const RATES: usize = 240;
 
 /// The list that the keys act on.
@@ -78,7 +78,7 @@ impl App {
 
     pub fn apply(&mut self, message: Message) {
         match message {
-            // Of a list that is no longer shown.
+            // The snapshot is of a list that is no longer shown.
             Message::Read(snapshot) if snapshot.scope != self.scope => {}
             Message::Read(snapshot) => {
                 self.snapshot = *snapshot;
@@ -152,19 +152,19 @@ impl App {
             let keys = self.row_keys(pane);
             let (selected, position) = (&mut self.selected[pane as usize], &mut self.positions[pane as usize]);
             let found = selected.as_ref().and_then(|key| keys.iter().position(|other| other == key));
-            let place = found.or(position.selected()).unwrap_or(0).min(keys.len().saturating_sub(1));
-            position.select((!keys.is_empty()).then_some(place));
-            *selected = keys.into_iter().nth(place);
+            let row = found.or(position.selected()).unwrap_or(0).min(keys.len().saturating_sub(1));
+            position.select((!keys.is_empty()).then_some(row));
+            *selected = keys.into_iter().nth(row);
         }
     }
 
-    /// Moves the selection of the focused list by so many rows.
+    /// Moves the selection of the focused list by `rows`.
     pub fn move_selection(&mut self, rows: isize) {
         let keys = self.row_keys(self.focus);
         let pane = self.focus as usize;
         let Some(last) = keys.len().checked_sub(1) else { return };
-        let place = self.positions[pane].selected().unwrap_or(0).saturating_add_signed(rows).min(last);
-        self.positions[pane].select(Some(place));
-        self.selected[pane] = keys.into_iter().nth(place);
+        let row = self.positions[pane].selected().unwrap_or(0).saturating_add_signed(rows).min(last);
+        self.positions[pane].select(Some(row));
+        self.selected[pane] = keys.into_iter().nth(row);
     }
 }

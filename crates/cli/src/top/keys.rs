@@ -64,12 +64,12 @@ pub fn press(app: &mut App, key: KeyEvent) -> Reaction {
             app.is_help_open = true;
             Reaction::None
         }
-        KeyCode::Down | KeyCode::Char('j') => moved(app, 1),
-        KeyCode::Up | KeyCode::Char('k') => moved(app, -1),
-        KeyCode::PageDown | KeyCode::Char(' ') => moved(app, PAGE),
-        KeyCode::PageUp => moved(app, -PAGE),
-        KeyCode::Home => moved(app, isize::MIN + 1),
-        KeyCode::End => moved(app, isize::MAX),
+        KeyCode::Down | KeyCode::Char('j') => move_by(app, 1),
+        KeyCode::Up | KeyCode::Char('k') => move_by(app, -1),
+        KeyCode::PageDown | KeyCode::Char(' ') => move_by(app, PAGE),
+        KeyCode::PageUp => move_by(app, -PAGE),
+        KeyCode::Home => move_by(app, isize::MIN + 1),
+        KeyCode::End => move_by(app, isize::MAX),
         KeyCode::Char('c') => ask(app, cancel),
         KeyCode::Char('r') => ask(app, retry),
         KeyCode::Esc | KeyCode::Backspace if app.details.take().is_some() => Reaction::Close,
@@ -85,7 +85,7 @@ pub fn press(app: &mut App, key: KeyEvent) -> Reaction {
     }
 }
 
-fn moved(app: &mut App, rows: isize) -> Reaction {
+fn move_by(app: &mut App, rows: isize) -> Reaction {
     match &mut app.details {
         Some(details) => details.scroll(rows),
         None => app.move_selection(rows),

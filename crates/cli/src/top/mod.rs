@@ -1,7 +1,7 @@
 //! `faena top`: a live view of queues, workers and jobs.
 //!
 //! The lists are read again every second, and the job that is open is followed through its own stream. The stream of all events
-//! is not used: while anyone reads it, the server stores every event of every job.
+//! is not used: while a client reads it, the server stores every event of every job.
 //!
 //! The screen is restored however the command ends: by a key, a signal, an error or a panic.
 
@@ -47,8 +47,8 @@ pub const HELP: &str = "Keys: arrows move, Tab changes the list, Enter opens, Es
                         c cancels a job, r retries a job, f lists dead letters, ? shows all keys, q quits.\n\n\
                         With --json, prints the same data once and exits.\n\nExample:\n  faena top --interval 5";
 
-/// Messages that wait until the screen is drawn.
-const INBOX: usize = 64;
+/// Number of messages that may wait until the screen is drawn.
+const MAX_MESSAGES: usize = 64;
 
 pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
     let api = Api::new(&arguments.connection)?;
@@ -72,7 +72,7 @@ async fn show(api: Arc<Api>, first: Snapshot, refresh: Duration) -> std::io::Res
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let (messages, mut inbox) = mpsc::channel(INBOX);
+    let (messages, mut incoming) = mpsc::channel(MAX_MESSAGES);
     let (scope, scope_changes) = watch::channel(Scope::Running);
     let mut app = App::new(first, api.url());
     let mut screen = Screen::open()?;
@@ -89,12 +89,12 @@ async fn show(api: Arc<Api>, first: Snapshot, refresh: Duration) -> std::io::Res
             _ = hangup.recv() => return Ok(ExitCode::from(129)),
             _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
             event = keys.recv() => Some(event.ok_or_else(|| std::io::Error::other("cannot read keys"))?),
-            Some(message) = inbox.recv() => { app.apply(message); None }
+            Some(message) = incoming.recv() => { app.apply(message); None }
             _ = clock.tick() => None,
             // It ends only by a panic, after which the screen is restored already.
             _ = &mut poller => return Err(std::io::Error::other("the reader stopped")),
         };
-        while let Ok(message) = inbox.try_recv() {
+        while let Ok(message) = incoming.try_recv() {
             app.apply(message);
         }
         let reaction = match event {
@@ -140,7 +140,7 @@ impl Drop for Follower {
 
 /// Reads keys on a thread of its own, which ends with the process: a read of a terminal cannot be cancelled.
 fn read_keys() -> mpsc::Receiver<Event> {
-    let (sender, receiver) = mpsc::channel(INBOX);
+    let (sender, receiver) = mpsc::channel(MAX_MESSAGES);
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
             if sender.blocking_send(event).is_err() {

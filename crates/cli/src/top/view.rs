@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     output::{approximate_duration, one_line},
-    state_marks::{Colour, is_colour_refused, state_mark, word_colour},
+    state_marks::{Colour, is_colour_disabled, state_mark, word_colour},
     watch::percentage,
 };
 
@@ -46,7 +46,7 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
 }
 
 fn colour(colour: Colour) -> Style {
-    if is_colour_refused() {
+    if is_colour_disabled() {
         return Style::new();
     }
     Style::new().fg(match colour {
@@ -360,9 +360,9 @@ fn footer_line(app: &App) -> Line<'static> {
 fn draw_help(frame: &mut Frame, area: Rect) {
     let height = (KEYS.len() as u16 + 2).min(area.height);
     let width = HELP_WIDTH.min(area.width);
-    let place = Rect::new(area.x + (area.width - width) / 2, area.y + (area.height - height) / 2, width, height);
+    let popup = Rect::new(area.x + (area.width - width) / 2, area.y + (area.height - height) / 2, width, height);
     let lines = KEYS.map(|(key, what)| Line::from(vec![Span::styled(format!(" {key:<10}"), bold()), Span::raw(what)]));
-    frame.render_widget(Clear, place);
+    frame.render_widget(Clear, popup);
     let block = Block::bordered().title(" keys; press any key to close ");
-    frame.render_widget(Paragraph::new(lines.to_vec()).block(block), place);
+    frame.render_widget(Paragraph::new(lines.to_vec()).block(block), popup);
 }

@@ -10,7 +10,7 @@ use crate::{
     action::show_result,
     error::Failure,
     layout::Page,
-    markup::{Look, Markup, badge},
+    markup::{Markup, StateStyle, badge},
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
@@ -114,7 +114,7 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
     let page = AboutPage {
         t,
         base: viewer.base(),
-        health: badge(Look::of(&ready.status), t.word(&ready.status)),
+        health: badge(StateStyle::of(&ready.status), t.word(&ready.status)),
         version: env!("CARGO_PKG_VERSION"),
         database: if engine == "postgres" { "PostgreSQL".into() } else { "SQLite".into() },
         nodes: node_table(&viewer, &nodes.nodes).render().map_err(Failure::internal)?,
@@ -163,7 +163,7 @@ fn checks_panel(viewer: &Viewer, report: DoctorReport) -> Result<ChecksPanel, Fa
     let row = |finding: &Finding| Row {
         key: finding.code.clone(),
         cells: vec![
-            Cell::markup(badge(severity_look(&finding.severity), t.word(&finding.severity))),
+            Cell::markup(badge(severity_style(&finding.severity), t.word(&finding.severity))),
             Cell::text(&finding.code).extra(),
             Cell::text(&finding.text).with("wrap").note(&escaped(&finding.advice)),
             Cell::text(&finding.advice).with("wrap").extra(),
@@ -183,8 +183,8 @@ fn checks_panel(viewer: &Viewer, report: DoctorReport) -> Result<ChecksPanel, Fa
     })
 }
 
-fn severity_look(severity: &str) -> Look {
-    if severity == "error" { Look::Failed } else { Look::Retrying }
+fn severity_style(severity: &str) -> StateStyle {
+    if severity == "error" { StateStyle::Failed } else { StateStyle::Retrying }
 }
 
 fn loop_table(viewer: &Viewer, loops: &[LoopHealth]) -> Table {
@@ -193,7 +193,7 @@ fn loop_table(viewer: &Viewer, loops: &[LoopHealth]) -> Table {
         key: health.name.clone(),
         cells: vec![
             Cell::text(&health.name),
-            Cell::markup(badge(Look::of(&health.status), t.word(&health.status))),
+            Cell::markup(badge(StateStyle::of(&health.status), t.word(&health.status))),
             Cell::number(&formats.count(health.handled)).extra(),
             Cell::markup(health.last_beat_at.map_or_else(Markup::default, |at| formats.relative(at))).right(),
         ],

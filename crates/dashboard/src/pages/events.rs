@@ -10,7 +10,7 @@ use crate::{
     action::show_result,
     error::Failure,
     layout::Page,
-    markup::{Look, Markup, badge},
+    markup::{Markup, StateStyle, badge},
     query::segment,
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
@@ -114,8 +114,8 @@ fn sink_table(viewer: &Viewer, sinks: &[Sink]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |sink: &Sink| {
         let state = match sink.down_since {
-            Some(_) => badge(Look::Failed, t.down),
-            None => badge(Look::Completed, t.up),
+            Some(_) => badge(StateStyle::Failed, t.down),
+            None => badge(StateStyle::Completed, t.up),
         };
         let oldest = sink.oldest_pending_at.map_or_else(Markup::default, |at| formats.age(at));
         Row {
@@ -150,13 +150,13 @@ fn sink_table(viewer: &Viewer, sinks: &[Sink]) -> Table {
 fn input_table(viewer: &Viewer, outbox: &Outbox) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |kind: &'static str, input: &Input| {
-        let look = if input.down_reason.is_some() { Look::Failed } else { Look::Completed };
+        let style = if input.down_reason.is_some() { StateStyle::Failed } else { StateStyle::Completed };
         Row {
             key: format!("{kind}:{}:{}", input.name, input.node_name),
             cells: vec![
                 Cell::text(&input.name),
                 Cell::text(kind),
-                Cell::markup(badge(look, t.word(&input.state))),
+                Cell::markup(badge(style, t.word(&input.state))),
                 Cell::number(&input.pending.map(|n| formats.count(n)).unwrap_or_default()),
                 Cell::text(input.down_reason.as_deref().unwrap_or(&input.node_name)).long().extra(),
             ],

@@ -18,7 +18,7 @@ use crate::{
     error::Failure,
     format::{Formats, short_id},
     layout::Page,
-    markup::{Look, Markup, badge, job_state},
+    markup::{Markup, StateStyle, badge, job_state},
     prose::prose,
     query::segment,
     table::{anchor, escaped},
@@ -109,7 +109,7 @@ struct Reason {
     message: String,
 }
 
-/// The answer to why the job is where it is.
+/// Explanation of the job's current state.
 struct WhyPanel {
     question: &'static str,
     summary: Markup,
@@ -123,8 +123,8 @@ struct LogLine {
     details: Markup,
 }
 
-/// What a person can do with the job now.
-struct Can {
+/// Actions that the job's state permits.
+struct PermittedActions {
     retry: bool,
     cancel: bool,
     edit: bool,
@@ -140,7 +140,7 @@ struct JobPage<'a> {
     badge: Markup,
     short_id: &'a str,
     facts: String,
-    look: &'static str,
+    style: &'static str,
     why: Option<WhyPanel>,
     timeline: Markup,
     progress: Option<Markup>,
@@ -155,7 +155,7 @@ struct JobPage<'a> {
     graph: Markup,
     related: Related,
     curl: String,
-    can: Can,
+    can: PermittedActions,
 }
 
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
@@ -172,7 +172,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         badge: job_state(t, &job.status),
         short_id: short_id(&job.id),
         facts: facts(t, formats, &job),
-        look: Look::of(&job.status).class(),
+        style: StateStyle::of(&job.status).class(),
         why: why.map(|why| why_panel(&viewer, &job, &why)),
         timeline: timeline::draw(&runs(t, &job), formats, t.now),
         progress: job.progress.as_ref().map(|progress| progress_bar(formats, progress)),
@@ -187,7 +187,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         graph: job_graph::read(&viewer, &job.id).await?,
         related: job_related::read(&viewer, &job.id, &job.correlation_id).await?,
         curl: curl(&viewer, &job),
-        can: Can {
+        can: PermittedActions {
             retry: matches!(job.status.as_str(), "FAILED" | "CANCELLED" | "RETRYING"),
             cancel: !matches!(job.status.as_str(), "COMPLETED" | "FAILED" | "CANCELLED"),
             edit: matches!(job.status.as_str(), "PENDING" | "QUEUED" | "RETRYING"),
@@ -266,7 +266,7 @@ fn runs(t: &Texts, job: &Job) -> Vec<Run> {
 fn steps(t: &Texts, job: &Job) -> Vec<(String, Markup, String)> {
     let step = |step: &Step| {
         let result = if step.result.is_null() { String::new() } else { step.result.to_string() };
-        (step.name.clone(), badge(Look::Completed, t.step_done), result.chars().take(200).collect())
+        (step.name.clone(), badge(StateStyle::Completed, t.step_done), result.chars().take(200).collect())
     };
     job.steps.iter().map(step).collect()
 }

@@ -8,16 +8,16 @@ use faena_domain::{GraphJob, JobGraph, JobId};
 use crate::{
     error::Failure,
     format::short_id,
-    markup::{Look, Markup, badge, icon_at, job_state},
+    markup::{Markup, StateStyle, badge, icon_at, job_state},
     query::segment,
     table::{Cell, Row, Table, extra_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
 
-/// Jobs that are drawn.
+/// Maximum number of jobs to draw.
 const LIMIT: usize = 60;
-/// Sizes of the drawing, in pixels. Its text keeps its size, and its box scrolls.
+/// Sizes of the drawing, in pixels. The text is not scaled; the box scrolls.
 const WIDTH: usize = 176;
 const HEIGHT: usize = 42;
 const GAP_X: usize = 48;
@@ -60,29 +60,29 @@ pub async fn read(viewer: &Viewer, id: &str) -> Result<Markup, Failure> {
         return Ok(Markup::default());
     }
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let places = places(&graph.jobs);
-    let columns = places.iter().map(|place| place.column + 1).max().unwrap_or(1);
-    let tallest = places.iter().map(|place| place.y + HEIGHT).max().unwrap_or(HEIGHT);
+    let positions = positions(&graph.jobs);
+    let columns = positions.iter().map(|position| position.column + 1).max().unwrap_or(1);
+    let tallest = positions.iter().map(|position| position.y + HEIGHT).max().unwrap_or(HEIGHT);
     let hidden = (graph.hidden > 0).then(|| t.hidden_dependencies(&formats.count(graph.hidden), graph.hidden_is_exact));
     Ok(Markup::of(&Graph {
         t,
         width: 2 * MARGIN + columns * WIDTH + (columns - 1) * GAP_X,
         height: tallest + MARGIN,
-        nodes: graph.jobs.iter().zip(&places).map(|(job, place)| node(viewer, job, *place)).collect(),
-        edges: edges(&graph.jobs, &places),
+        nodes: graph.jobs.iter().zip(&positions).map(|(job, position)| node(viewer, job, *position)).collect(),
+        edges: edges(&graph.jobs, &positions),
         hidden,
         list: list(viewer, &graph.jobs).render().map_err(Failure::internal)?,
     }))
 }
 
-/// Where a job is drawn.
+/// Position of a job in the drawing.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct Position {
     column: usize,
     y: usize,
 }
 
-impl Place {
+impl Position {
     fn x(self) -> usize {
         MARGIN + self.column * (WIDTH + GAP_X)
     }
@@ -92,11 +92,11 @@ impl Place {
     }
 }
 
-/// Returns the column of each job: every job is to the right of what it depends on. The first job is the one that was asked for.
+/// Returns the column of each job: every job is to the right of its parents. The first job is the one that the page shows.
 fn columns(jobs: &[GraphJob]) -> Vec<usize> {
     let index: HashMap<JobId, usize> = jobs.iter().enumerate().map(|(index, job)| (job.id, index)).collect();
     let mut layers: Vec<i64> = jobs.iter().map(|job| i64::from(job.depth)).collect();
-    // A path has no more jobs than there are. A round moves each job by at least one column, or is the last.
+    // Ends after one round per job, because no path has more jobs than the graph.
     for _ in 0..jobs.len() {
         let mut has_moved = false;
         for (child, job) in jobs.iter().enumerate() {
@@ -105,7 +105,7 @@ fn columns(jobs: &[GraphJob]) -> Vec<usize> {
                     continue;
                 }
                 has_moved = true;
-                // Jobs before the first one move to the left, the others to the right.
+                // Jobs that the first one depends on move to the left, the others to the right.
                 if jobs[child].depth <= 0 {
                     layers[parent] = layers[child] - 1;
                 } else {
@@ -121,15 +121,15 @@ fn columns(jobs: &[GraphJob]) -> Vec<usize> {
     layers.into_iter().map(|layer| usize::try_from(layer - first).unwrap_or(0)).collect()
 }
 
-/// Places the jobs of each column one below the other, near what they are connected with, and the columns around one middle.
-fn places(jobs: &[GraphJob]) -> Vec<Place> {
+/// Stacks the jobs of each column in the order of their neighbours, and centres the columns vertically.
+fn positions(jobs: &[GraphJob]) -> Vec<Position> {
     let columns = columns(jobs);
     let step = HEIGHT + GAP_Y;
     let count = columns.iter().copied().max().unwrap_or(0) + 1;
     let mut sizes = vec![0; count];
     columns.iter().for_each(|column| sizes[*column] += 1);
     let tallest = sizes.iter().copied().max().unwrap_or(1);
-    let mut places: Vec<Place> = columns.iter().map(|column| Place { column: *column, y: 0 }).collect();
+    let mut positions: Vec<Position> = columns.iter().map(|column| Position { column: *column, y: 0 }).collect();
     let mut links: Vec<Vec<usize>> = vec![Vec::new(); jobs.len()];
     let index: HashMap<JobId, usize> = jobs.iter().enumerate().map(|(index, job)| (job.id, index)).collect();
     for (child, job) in jobs.iter().enumerate() {
@@ -146,26 +146,26 @@ fn places(jobs: &[GraphJob]) -> Vec<Place> {
         let mut here: Vec<usize> = (0..jobs.len()).filter(|job| columns[*job] == column).collect();
         let weight = |job: &usize| {
             let near: Vec<usize> =
-                links[*job].iter().filter(|other| is_placed[**other]).map(|other| places[*other].y).collect();
+                links[*job].iter().filter(|other| is_placed[**other]).map(|other| positions[*other].y).collect();
             if near.is_empty() { usize::MAX } else { near.iter().sum::<usize>() / near.len() }
         };
         here.sort_by_cached_key(weight);
         let top = MARGIN + (tallest - here.len()) * step / 2;
         for (row, job) in here.into_iter().enumerate() {
-            places[job].y = top + row * step;
+            positions[job].y = top + row * step;
             is_placed[job] = true;
         }
     }
-    places
+    positions
 }
 
 /// Returns a curve from each job to each job that depends on it.
-fn edges(jobs: &[GraphJob], places: &[Place]) -> Vec<String> {
+fn edges(jobs: &[GraphJob], positions: &[Position]) -> Vec<String> {
     let index: HashMap<JobId, usize> = jobs.iter().enumerate().map(|(index, job)| (job.id, index)).collect();
     let mut edges = Vec::new();
     for (child, job) in jobs.iter().enumerate() {
         for parent in job.depends_on.iter().filter_map(|id| index.get(id).copied()) {
-            let (from, to) = (places[parent], places[child]);
+            let (from, to) = (positions[parent], positions[child]);
             let (x1, y1, x2, y2) = (from.x() + WIDTH, from.middle(), to.x(), to.middle());
             let half = GAP_X / 2;
             edges.push(format!("M{x1} {y1}C{} {y1} {} {y2} {x2} {y2}", x1 + half, x2.saturating_sub(half)));
@@ -174,10 +174,10 @@ fn edges(jobs: &[GraphJob], places: &[Place]) -> Vec<String> {
     edges
 }
 
-fn node(viewer: &Viewer, job: &GraphJob, place: Place) -> Node {
+fn node(viewer: &Viewer, job: &GraphJob, position: Position) -> Node {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let name = job.name.clone().unwrap_or_else(|| short_id(&job.id.to_string()).to_owned());
-    let (look, state) = look(t, job);
+    let (style, state) = state_style(t, job);
     let hidden = match (job.hidden_parents, job.hidden_children) {
         (0, 0) => String::new(),
         (0, children) => format!("{} →", formats.count(children)),
@@ -185,20 +185,20 @@ fn node(viewer: &Viewer, job: &GraphJob, place: Place) -> Node {
         (parents, children) => format!("← {} · {} →", formats.count(parents), formats.count(children)),
     };
     Node {
-        x: place.x(),
-        y: place.y,
+        x: position.x(),
+        y: position.y,
         link: format!("{}/jobs/{}", viewer.base(), job.id),
         title: format!("{name}, {state}"),
         name: shortened(&name),
-        class: look.class(),
-        icon: icon_at(look, 10, 24),
+        class: style.class(),
+        icon: icon_at(style, 10, 24),
         state,
         hidden,
         is_current: job.depth == 0,
     }
 }
 
-/// Returns as much of a name as a box has room for. What is still too wide is cut off.
+/// Shortens a name to fit into a box. The drawing clips a name that is still too wide.
 fn shortened(name: &str) -> String {
     if name.chars().count() <= NAME_CHARS {
         return name.to_owned();
@@ -206,13 +206,13 @@ fn shortened(name: &str) -> String {
     name.chars().take(NAME_CHARS - 1).chain(['…']).collect()
 }
 
-fn look(t: &Texts, job: &GraphJob) -> (Look, String) {
+fn state_style(t: &Texts, job: &GraphJob) -> (StateStyle, String) {
     match job.status {
         Some(status) => {
             let state = status.to_string();
-            (Look::of(&state), t.job_state(&state).to_owned())
+            (StateStyle::of(&state), t.job_state(&state).to_owned())
         }
-        None => (Look::Cancelled, t.deleted.to_owned()),
+        None => (StateStyle::Cancelled, t.deleted.to_owned()),
     }
 }
 
@@ -232,7 +232,7 @@ fn list(viewer: &Viewer, jobs: &[GraphJob]) -> Table {
         let name = job.name.as_deref().unwrap_or(short_id(&id));
         let state = match job.status {
             Some(status) => job_state(t, &status.to_string()),
-            None => badge(Look::Cancelled, t.deleted),
+            None => badge(StateStyle::Cancelled, t.deleted),
         };
         let link = Cell::link(&format!("{}/jobs/{id}", viewer.base()), name);
         Row {
@@ -291,11 +291,11 @@ mod tests {
             job(ids[6], 2, &[ids[5]]),
         ];
         assert_eq!(columns(&jobs), [2, 0, 1, 3, 4, 5, 6]);
-        let places = places(&jobs);
+        let positions = positions(&jobs);
         for (child, job) in jobs.iter().enumerate() {
             for parent in &job.depends_on {
                 let parent = ids.iter().position(|id| id == parent).expect("all are listed");
-                assert!(places[parent].x() + WIDTH < places[child].x());
+                assert!(positions[parent].x() + WIDTH < positions[child].x());
             }
         }
     }
@@ -307,15 +307,15 @@ mod tests {
     }
 
     #[test]
-    fn no_two_jobs_share_a_place() {
+    fn no_two_jobs_share_a_position() {
         let root = JobId::new();
         let mut jobs = vec![job(root, 0, &[])];
         jobs.extend((0..59).map(|_| job(JobId::new(), 1, &[root])));
-        let mut seen: Vec<_> = places(&jobs).iter().map(|place| (place.column, place.y)).collect();
+        let mut seen: Vec<_> = positions(&jobs).iter().map(|position| (position.column, position.y)).collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 60);
         assert!(seen.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[1].1 - pair[0].1 >= HEIGHT + GAP_Y));
-        assert_eq!(edges(&jobs, &places(&jobs)).len(), 59);
+        assert_eq!(edges(&jobs, &positions(&jobs)).len(), 59);
     }
 }

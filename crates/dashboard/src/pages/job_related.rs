@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     error::Failure,
-    markup::{Look, badge},
+    markup::{StateStyle, badge},
     query::segment,
     table::{Cell, Row, Table, extra_number_column, number_column, text_column},
     viewer::Viewer,
@@ -50,7 +50,7 @@ fn webhook_table(viewer: &Viewer, webhooks: &[Webhook]) -> Table {
         key: webhook.id.clone(),
         cells: vec![
             Cell::link(&format!("{}/webhooks/{}", viewer.base(), webhook.id), &webhook.url),
-            Cell::markup(badge(Look::of(&webhook.state), t.word(&webhook.state))),
+            Cell::markup(badge(StateStyle::of(&webhook.state), t.word(&webhook.state))),
             Cell::text(&webhook.event),
             Cell::number(&webhook.attempts.to_string()).extra(),
             Cell::markup(formats.age(webhook.created_at)).right(),

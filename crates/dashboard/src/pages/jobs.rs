@@ -11,7 +11,7 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListPage, pager, search::understand, teach};
+use super::{ListPage, empty_list_hint, pager, search::parse_search};
 use crate::{
     action::show_result,
     error::Failure,
@@ -105,11 +105,11 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     page.filters = Markup::of(&Filters {
         chips: chips(&viewer, &query, &counts.unwrap_or_default()),
         sorts: sorts(&viewer, &query),
-        understood: understood(&wanted),
+        active_filters: active_filters(&wanted),
         clear: format!("{}/jobs", viewer.base()),
         t,
     });
-    page.hold = Some(t.new_rows);
+    page.new_rows_label = Some(t.new_rows);
     page.pager = Some(pager(&viewer, "/jobs", &query, list.total, list.jobs.len(), LIMIT));
     page.below = Markup::of(&Actions {
         t,
@@ -124,9 +124,9 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     page.page("/jobs")
 }
 
-/// Returns what the API is asked for: the filters of the address, and what the search means.
+/// Returns the parameters for the API: the filters in the address, and those of the search text.
 fn parameters(query: &Pairs) -> Pairs {
-    let mut wanted = understand(query.get("q").unwrap_or_default());
+    let mut wanted = parse_search(query.get("q").unwrap_or_default());
     for name in FILTERS {
         for value in query.all(name) {
             wanted.add(name, value);
@@ -161,7 +161,7 @@ pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
             number_column(t.age),
         ],
         rows: jobs.iter().map(|job| row(viewer, job)).collect(),
-        empty: if is_filtered { escaped(t.no_job_matches) } else { teach(t.no_jobs, &command) },
+        empty: if is_filtered { escaped(t.no_job_matches) } else { empty_list_hint(t.no_jobs, &command) },
         select_label: Some(t.select),
     }
 }
@@ -263,7 +263,7 @@ struct Filters {
     t: &'static Texts,
     chips: Vec<Chip>,
     sorts: Vec<SortLink>,
-    understood: Vec<(String, String)>,
+    active_filters: Vec<(String, String)>,
     clear: String,
 }
 
@@ -280,14 +280,14 @@ fn chips(viewer: &Viewer, query: &Pairs, counts: &Counts) -> Vec<Chip> {
         let rest = query.without("page");
         let link = if is_current { rest.without("status") } else { rest.with("status", state) };
         let word = format!("{} {}", t.job_state(state), formats.count(count));
-        let badge = crate::markup::badge(crate::markup::Look::of(state), &word);
+        let badge = crate::markup::badge(crate::markup::StateStyle::of(state), &word);
         Some(Chip { link: link.link(&format!("{}/jobs", viewer.base())), badge, is_current })
     };
     STATES.iter().filter_map(chip).collect()
 }
 
-/// Returns the filters in words, so that a person sees what the search understood.
-fn understood(wanted: &Pairs) -> Vec<(String, String)> {
+/// Returns the filters of the list, so that the viewer sees how the search text was parsed.
+fn active_filters(wanted: &Pairs) -> Vec<(String, String)> {
     let names = ["q"].into_iter().chain(FILTERS);
     names.flat_map(|name| wanted.all(name).map(move |value| (name.to_owned(), value.to_owned()))).collect()
 }

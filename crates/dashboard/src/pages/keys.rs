@@ -9,13 +9,13 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListPage, teach};
+use super::{ListPage, empty_list_hint};
 use crate::{
     action::show_result,
     error::Failure,
     form::Fields,
     layout::Page,
-    markup::{Look, Markup, badge},
+    markup::{Markup, StateStyle, badge},
     query::segment,
     table::{Cell, Row, Table, escaped, extra_column, number_column, text_column},
     texts::Texts,
@@ -70,9 +70,9 @@ async fn show(viewer: &Viewer, created: Option<String>, error: Option<String>) -
 fn state(viewer: &Viewer, key: &Key) -> Markup {
     let t = viewer.texts();
     match (key.revoked_at, key.expires_at) {
-        (Some(_), _) => badge(Look::Cancelled, t.revoked),
-        (None, Some(at)) if at <= viewer.now() => badge(Look::Failed, t.expired),
-        _ => badge(Look::Completed, t.active),
+        (Some(_), _) => badge(StateStyle::Cancelled, t.revoked),
+        (None, Some(at)) if at <= viewer.now() => badge(StateStyle::Failed, t.expired),
+        _ => badge(StateStyle::Completed, t.active),
     }
 }
 
@@ -106,7 +106,7 @@ fn table(viewer: &Viewer, keys: &[Key]) -> Table {
             number_column(t.last_used),
         ],
         rows: keys.iter().map(row).collect(),
-        empty: teach(t.no_keys, "faena keys create ops --scopes admin"),
+        empty: empty_list_hint(t.no_keys, "faena keys create ops --scopes admin"),
         select_label: None,
     }
 }

@@ -11,7 +11,7 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ListPage, task, teach};
+use super::{ListPage, empty_list_hint, task};
 use crate::{
     content::pretty,
     error::Failure,
@@ -73,7 +73,7 @@ fn table(viewer: &Viewer, machines: &[Machine]) -> Table {
             number_column(t.registered),
         ],
         rows: machines.iter().map(row).collect(),
-        empty: teach(t.no_machines, "faena machines register machine.yaml"),
+        empty: empty_list_hint(t.no_machines, "faena machines register machine.yaml"),
         select_label: None,
     }
 }

@@ -96,8 +96,8 @@ pub struct ListPage<'a> {
     /// In the panel, above the table: filters.
     pub filters: Markup,
     pub table: Table,
-    /// Where new rows wait behind a line: the word for them.
-    pub hold: Option<&'static str>,
+    /// Label of the line that announces new rows and shows them when the viewer clicks it. `None`: new rows appear immediately.
+    pub new_rows_label: Option<&'static str>,
     pub pager: Option<Pager>,
     /// Below the table: forms.
     pub below: Markup,
@@ -112,7 +112,7 @@ impl<'a> ListPage<'a> {
             tools: none(),
             above: none(),
             filters: none(),
-            hold: None,
+            new_rows_label: None,
             table,
             pager: None,
             below: none(),
@@ -125,17 +125,17 @@ impl<'a> ListPage<'a> {
     }
 }
 
-/// A sentence and the command that fills an empty list.
+/// Content of an empty list.
 #[derive(Template)]
 #[template(ext = "html", source = r#"<p>{{ sentence }}</p><pre class="boxed">{{ command }}</pre>"#)]
-struct Teaching<'a> {
+struct EmptyListHint<'a> {
     sentence: &'a str,
     command: &'a str,
 }
 
-/// Returns what an empty list shows: what belongs there, and how to make the first.
-pub fn teach(sentence: &str, command: &str) -> Markup {
-    Markup::of(&Teaching { sentence, command })
+/// Returns what an empty list shows: a sentence about its entries, and the command that creates the first one.
+pub fn empty_list_hint(sentence: &str, command: &str) -> Markup {
+    Markup::of(&EmptyListHint { sentence, command })
 }
 
 /// Returns the links to the pages before and after this one.

@@ -15,7 +15,7 @@ use crate::{
     error::Failure,
     format::Formats,
     layout::Page,
-    markup::{Look, Markup, icon},
+    markup::{Markup, StateStyle, icon},
     texts::Texts,
     viewer::Viewer,
 };
@@ -212,7 +212,7 @@ struct Attention {
     detail: String,
 }
 
-/// One figure with what it is of.
+/// A figure with its label.
 struct Figure {
     label: &'static str,
     /// The page that shows what it counts.
@@ -270,14 +270,14 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
 /// Lists what needs a person now, each with a link to the page that resolves it.
 fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attention> {
     let mut found = Vec::new();
-    let mut add = |look, path: &str, what: String, detail: String| {
-        found.push(Attention { icon: icon(look), link: format!("{base}{path}"), what, detail });
+    let mut add = |style, path: &str, what: String, detail: String| {
+        found.push(Attention { icon: icon(style), link: format!("{base}{path}"), what, detail });
     };
     if data.dead.total > 0 {
         let most = data.dead.by_type.iter().max_by_key(|entry| entry.count);
         let detail = most.map(|most| format!("{} × {}", formats.count(most.count), most.job_type)).unwrap_or_default();
         add(
-            Look::Failed,
+            StateStyle::Failed,
             "/dead-letters",
             t.dead_letters_count(formats.count(data.dead.total), data.dead.total),
             detail,
@@ -287,15 +287,15 @@ fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attent
         let oldest = data.approvals.tasks.iter().map(|task| task.updated_at).min();
         let age = oldest.map(|at| format!("{} {}", t.oldest, formats.duration(formats.now.ms_since(at))));
         let what = t.approvals_count(formats.count(data.approvals.total), data.approvals.total);
-        add(Look::Waiting, "/approvals", what, age.unwrap_or_default());
+        add(StateStyle::Waiting, "/approvals", what, age.unwrap_or_default());
     }
     for sink in data.sinks.iter().filter(|sink| sink.down_since.is_some()) {
         let detail = format!("{} {}", formats.count(sink.pending), t.events_waiting);
-        add(Look::Failed, "/events", format!("{} “{}”", t.sink_down, sink.name), detail);
+        add(StateStyle::Failed, "/events", format!("{} “{}”", t.sink_down, sink.name), detail);
     }
     for worker in data.workers.iter().filter(|worker| worker.breaker.as_deref() == Some("open")) {
         add(
-            Look::Failed,
+            StateStyle::Failed,
             &format!("/workers/{}", worker.id),
             format!("{} “{}”", t.breaker_open, worker.name),
             String::new(),
@@ -303,19 +303,19 @@ fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attent
     }
     for late in data.schedules.iter().filter(|schedule| schedule.is_late(formats.now)) {
         add(
-            Look::Retrying,
+            StateStyle::Retrying,
             &format!("/schedules/{}", late.id),
             format!("{} “{}”", t.schedule_late, late.name),
             String::new(),
         );
     }
     for stopped in data.ready.checks.loops.iter().filter(|health| health.status != "healthy") {
-        add(Look::Failed, "/about", format!("{} “{}”", t.loop_not_healthy, stopped.name), stopped.status.clone());
+        add(StateStyle::Failed, "/about", format!("{} “{}”", t.loop_not_healthy, stopped.name), stopped.status.clone());
     }
     for queue in data.queues.iter().filter(|queue| queue.paused.is_some()) {
         let detail =
             format!("{} {}", t.jobs_count(formats.count(queue.depth.total), queue.depth.total), t.waiting_word);
-        add(Look::Retrying, "/queues", format!("{} “{}”", t.queue_paused, queue.name), detail);
+        add(StateStyle::Retrying, "/queues", format!("{} “{}”", t.queue_paused, queue.name), detail);
     }
     found
 }
@@ -472,7 +472,7 @@ mod tests {
         }))
     }
 
-    /// What the page shows, with one thing that needs a person; and the link and a part of the text of that.
+    /// Returns the data of pages with one problem each, and the link and a part of the text that the page must show.
     fn problems() -> Vec<(Data, &'static str, &'static str)> {
         let mut ready = Ready::default();
         ready.checks.loops =

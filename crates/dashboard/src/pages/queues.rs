@@ -6,13 +6,13 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListPage, teach};
+use super::{ListPage, empty_list_hint};
 use crate::{
     action::show_result,
     error::Failure,
     form::Form,
     layout::Page,
-    markup::{Look, Markup, badge, bar},
+    markup::{Markup, StateStyle, badge, bar},
     query::segment,
     table::{Cell, Column, Row, Table, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
@@ -79,7 +79,7 @@ pub fn queue_table(viewer: &Viewer, queues: &[&Queue]) -> Table {
             Column { title: t.settings, class: "hide2" },
         ],
         rows: queues.iter().map(|queue| row(viewer, queue, deepest)).collect(),
-        empty: teach(
+        empty: empty_list_hint(
             t.no_queues,
             &format!(r#"curl -X POST {}/api/v1/jobs -d '{{"name": "noop"}}'"#, viewer.server_url()),
         ),
@@ -110,10 +110,10 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
     }
 }
 
-/// Returns what is special about a queue.
+/// Returns the settings of a queue that differ from the default, or that it is paused.
 fn settings(t: &Texts, queue: &Queue) -> Markup {
     if queue.paused.is_some() {
-        return badge(Look::Cancelled, t.paused);
+        return badge(StateStyle::Cancelled, t.paused);
     }
     let mut parts = Vec::new();
     if let Some(limit) = queue.concurrency {

@@ -9,14 +9,14 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListPage, pager, teach};
+use super::{ListPage, empty_list_hint, pager};
 use crate::{
     action::show_result,
     content::{Hidden, content},
     error::Failure,
     form::Form,
     layout::Page,
-    markup::{Look, Markup, badge},
+    markup::{Markup, StateStyle, badge},
     query::{Pairs, segment},
     session::{self, Notice},
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
@@ -88,7 +88,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             extra_number_column(t.last_run),
         ],
         rows: list.schedules.iter().map(|schedule| row(&viewer, schedule)).collect(),
-        empty: teach(
+        empty: empty_list_hint(
             t.no_schedules,
             "faena schedules create nightly --cron '0 2 * * *' --timezone Europe/Madrid --job noop",
         ),
@@ -109,9 +109,9 @@ struct NewButton {
 
 fn state(t: &Texts, schedule: &Schedule) -> Markup {
     match (schedule.is_active, schedule.next_run_at) {
-        (true, Some(_)) => badge(Look::Queued, t.active),
-        (true, None) => badge(Look::Completed, t.finished),
-        (false, _) => badge(Look::Cancelled, t.disabled),
+        (true, Some(_)) => badge(StateStyle::Queued, t.active),
+        (true, None) => badge(StateStyle::Completed, t.finished),
+        (false, _) => badge(StateStyle::Cancelled, t.disabled),
     }
 }
 
@@ -247,7 +247,7 @@ fn tick_table(viewer: &Viewer, ticks: &[Tick]) -> Table {
             Some(id) => Cell::link(&format!("{}/jobs/{id}", viewer.base()), crate::format::short_id(id)),
             None => Cell::text(tick.reason.as_deref().unwrap_or_default()),
         };
-        let state = badge(Look::of(&tick.outcome), t.word(&tick.outcome));
+        let state = badge(StateStyle::of(&tick.outcome), t.word(&tick.outcome));
         Row {
             key: tick.due_at.to_string(),
             cells: vec![Cell::markup(formats.moment(tick.due_at)), Cell::markup(state), job],
@@ -327,7 +327,7 @@ struct Explained {
     error: Option<String>,
 }
 
-/// Says in words when an expression is due, with the next times.
+/// Describes when an expression is due, and lists its next due times.
 async fn explanation(viewer: &Viewer, cron: &str, timezone: &str) -> Markup {
     let body = json!({"name": "preview", "jobName": "noop", "cronExpression": cron, "timezone": timezone});
     let t = viewer.texts();

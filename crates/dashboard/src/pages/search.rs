@@ -1,11 +1,11 @@
-//! Understands what a person types into the search of jobs.
+//! Parses the text of the job search.
 //!
 //! `type:invoice.send error:503 overdue` means: of that type, with that error, and "overdue" anywhere. Values with spaces are
 //! quoted.
 
 use crate::query::Pairs;
 
-/// Words before a colon, and the parameters of the API they stand for.
+/// Filter names that a user types before a colon, and the API parameters they map to.
 const NAMES: [(&str, &str); 12] = [
     ("type", "type"),
     ("name", "name"),
@@ -21,8 +21,8 @@ const NAMES: [(&str, &str); 12] = [
     ("state", "status"),
 ];
 
-/// Returns the parameters that a search means.
-pub fn understand(text: &str) -> Pairs {
+/// Returns the API parameters for a search text.
+pub fn parse_search(text: &str) -> Pairs {
     let mut pairs = Pairs::default();
     let mut plain = Vec::new();
     for word in words(text) {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn named_words_become_filters_and_the_rest_is_searched_everywhere() {
-        let pairs = understand(r#"type:invoice.send error:"503 Service" order 88412 state:failed"#);
+        let pairs = parse_search(r#"type:invoice.send error:"503 Service" order 88412 state:failed"#);
         assert_eq!(pairs.get("type"), Some("invoice.send"));
         assert_eq!(pairs.get("error"), Some("503 Service"));
         assert_eq!(pairs.get("status"), Some("FAILED"));
@@ -72,8 +72,8 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_plain_text() {
-        let pairs = understand("http://example.org type:");
+        let pairs = parse_search("http://example.org type:");
         assert_eq!(pairs.get("q"), Some("http://example.org type:"));
-        assert!(understand("   ").is_empty());
+        assert!(parse_search("   ").is_empty());
     }
 }

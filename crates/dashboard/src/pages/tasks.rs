@@ -4,11 +4,11 @@ use axum::extract::RawQuery;
 use faena_domain::Timestamp;
 use serde::Deserialize;
 
-use super::{ListPage, pager, teach};
+use super::{ListPage, empty_list_hint, pager};
 use crate::{
     error::Failure,
     layout::Page,
-    markup::{Look, Markup, badge},
+    markup::{Markup, StateStyle, badge},
     query::Pairs,
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
@@ -61,11 +61,11 @@ async fn show_list(viewer: Viewer, query: Pairs, title: &str, section: &'static 
     page.page(section)
 }
 
-/// Returns the state of a task: its own name in the look of its status. A task that has not started is in no state.
+/// Returns the state of a task: its own name in the style of its status. A task that has not started is in no state.
 pub fn state(t: &Texts, status: &str, state: &str, waits_for_approval: bool) -> Markup {
-    let look = if waits_for_approval { Look::Waiting } else { Look::of(status) };
+    let style = if waits_for_approval { StateStyle::Waiting } else { StateStyle::of(status) };
     let name = state.rsplit('.').next().unwrap_or(state);
-    badge(look, if name.is_empty() { t.task_status(status) } else { name })
+    badge(style, if name.is_empty() { t.task_status(status) } else { name })
 }
 
 fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
@@ -96,7 +96,7 @@ fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
             number_column(t.age),
         ],
         rows: tasks.iter().map(row).collect(),
-        empty: if is_approvals { escaped(t.no_approvals) } else { teach(t.no_tasks, command) },
+        empty: if is_approvals { escaped(t.no_approvals) } else { empty_list_hint(t.no_tasks, command) },
         select_label: None,
     }
 }

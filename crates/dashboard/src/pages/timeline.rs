@@ -5,7 +5,7 @@ use faena_domain::Timestamp;
 
 use crate::{format::Formats, markup::Markup};
 
-/// Runs that are drawn; of more, the newest.
+/// Maximum number of runs to draw. If there are more, the newest are drawn.
 const MAX_RUNS: usize = 12;
 /// Narrowest bar, in percent.
 const MIN_WIDTH: f64 = 0.3;
@@ -41,7 +41,7 @@ struct Rect {
     width: f64,
 }
 
-/// Where now is, in percent, and which end of its label is there.
+/// Position of the current time in percent, and the alignment of its label.
 struct Now {
     x: f64,
     anchor: &'static str,

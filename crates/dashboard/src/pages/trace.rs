@@ -16,7 +16,7 @@ use crate::{
     viewer::Viewer,
 };
 
-/// Entries that are shown.
+/// Maximum number of entries that the page shows.
 const MAX_ENTRIES: usize = 500;
 
 #[derive(Deserialize, Default)]
@@ -43,7 +43,7 @@ pub struct Entry {
 
 struct Line {
     at: Markup,
-    /// Place on the axis, of 100.
+    /// Position on the axis, from 0 to 100.
     x: f64,
     kind: String,
     what: String,
@@ -59,7 +59,7 @@ struct TracePage<'a> {
     id: &'a str,
     lines: Vec<Line>,
     span: String,
-    is_cut: bool,
+    is_truncated: bool,
 }
 
 pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
@@ -73,11 +73,11 @@ pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             Err(failure) => return Err(failure),
         },
     };
-    let is_cut = entries.len() > MAX_ENTRIES;
+    let is_truncated = entries.len() > MAX_ENTRIES;
     entries.truncate(MAX_ENTRIES);
     let (t, formats) = (viewer.texts(), viewer.formats());
     let (lines, span) = lines(&viewer, formats, &entries);
-    let page = TracePage { t, base: viewer.base(), id, lines, span, is_cut };
+    let page = TracePage { t, base: viewer.base(), id, lines, span, is_truncated };
     Page::new(t.trace, "/trace", &page)
 }
 

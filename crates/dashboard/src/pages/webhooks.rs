@@ -1,4 +1,4 @@
-//! Webhooks with their attempts, and delivering one again.
+//! Webhooks with their attempts, and their redelivery.
 
 use askama::Template;
 use axum::{
@@ -16,7 +16,7 @@ use crate::{
     error::Failure,
     format::short_id,
     layout::Page,
-    markup::{Look, Markup, badge},
+    markup::{Markup, StateStyle, badge},
     query::{Pairs, segment},
     table::{Cell, Row, Table, anchor, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
@@ -73,7 +73,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
         key: webhook.id.clone(),
         cells: vec![
             Cell::link(&format!("{}/webhooks/{}", viewer.base(), webhook.id), &webhook.url),
-            Cell::markup(badge(Look::of(&webhook.state), t.word(&webhook.state))),
+            Cell::markup(badge(StateStyle::of(&webhook.state), t.word(&webhook.state))),
             Cell::number(&webhook.attempts.to_string()).extra(),
             Cell::text(webhook.delay_reason.as_deref().unwrap_or_default()).long().extra(),
             Cell::markup(webhook.due_at.map_or_else(Markup::default, |at| formats.relative(at))).extra(),
@@ -117,7 +117,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let page = WebhookPage {
         t,
         base: viewer.base(),
-        badge: badge(Look::of(&webhook.state), t.word(&webhook.state)),
+        badge: badge(StateStyle::of(&webhook.state), t.word(&webhook.state)),
         attempts: attempts(&viewer, &webhook.history).render().map_err(Failure::internal)?,
         job,
         body: content(t, &webhook.hidden, "body", &webhook.body),
@@ -130,14 +130,14 @@ fn attempts(viewer: &Viewer, attempts: &[Attempt]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |attempt: &Attempt| {
         let is_accepted = attempt.status.is_some_and(|status| (200..300).contains(&status));
-        let look = if is_accepted { Look::Completed } else { Look::Failed };
+        let style = if is_accepted { StateStyle::Completed } else { StateStyle::Failed };
         let status = attempt.status.map_or_else(|| t.no_answer.to_owned(), |status| status.to_string());
         Row {
             key: attempt.number.to_string(),
             cells: vec![
                 Cell::number(&attempt.number.to_string()),
                 Cell::markup(formats.moment(attempt.at)).extra(),
-                Cell::markup(badge(look, &status)),
+                Cell::markup(badge(style, &status)),
                 Cell::number(&formats.duration(attempt.took_ms)).extra(),
                 Cell::text(attempt.error.as_deref().or(attempt.answer.as_deref()).unwrap_or_default()).long(),
             ],

@@ -9,15 +9,15 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 
 use super::{
-    ListPage,
+    ListPage, empty_list_hint,
     jobs::{self, JobList},
-    pager, teach,
+    pager,
 };
 use crate::{
     action::show_result,
     error::Failure,
     layout::Page,
-    markup::{Look, Markup, badge},
+    markup::{Markup, StateStyle, badge},
     query::{Pairs, segment},
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
@@ -94,7 +94,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             extra_number_column(t.last_seen),
         ],
         rows: list.workers.iter().map(|worker| row(&viewer, worker)).collect(),
-        empty: teach(t.no_workers, "faena worker --type shout -- tr a-z A-Z"),
+        empty: empty_list_hint(t.no_workers, "faena worker --type shout -- tr a-z A-Z"),
         select_label: None,
     };
     let mut page = ListPage::new(&viewer, t.workers, table);
@@ -113,7 +113,7 @@ fn row(viewer: &Viewer, worker: &Worker) -> Row {
         key: worker.id.clone(),
         cells: vec![
             Cell::link(&format!("{}/workers/{}", viewer.base(), worker.id), &worker.name),
-            Cell::markup(badge(Look::of(&worker.state), t.word(&worker.state))),
+            Cell::markup(badge(StateStyle::of(&worker.state), t.word(&worker.state))),
             Cell::number(&slots),
             Cell::text(&worker.capabilities.join(", ")).long().extra(),
             Cell::text(t.word(worker.breaker.as_deref().unwrap_or_default())).extra(),
@@ -148,13 +148,13 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     table.select_label = None;
     let (t, formats) = (viewer.texts(), viewer.formats());
     let change = |change: &Change| {
-        let state = badge(Look::of(&change.state), t.word(&change.state));
+        let state = badge(StateStyle::of(&change.state), t.word(&change.state));
         (formats.moment(change.at), state, change.reason.clone().unwrap_or_default())
     };
     let page = WorkerPage {
         t,
         base: viewer.base(),
-        badge: badge(Look::of(&worker.state), t.word(&worker.state)),
+        badge: badge(StateStyle::of(&worker.state), t.word(&worker.state)),
         jobs: table.render().map_err(Failure::internal)?,
         details: vec![
             (t.id, escaped(&worker.id)),

@@ -35,7 +35,7 @@ const LIMIT_PER_ADDRESS: &str = "200";
 pub async fn connections(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     raise_limit(IDLE + BUSY);
     keys(scratch, report).await?;
-    held(scratch, report).await?;
+    idle_connections(scratch, report).await?;
     flood(scratch, report).await
 }
 
@@ -59,8 +59,8 @@ async fn keys(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Holds idle connections, lets others send requests, and checks that every idle one still works.
-async fn held(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
+/// Keeps idle connections open while others send requests, and checks that every idle one still works.
+async fn idle_connections(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
     report.step(&format!("{database}: {IDLE} idle and {BUSY} busy connections"));
     let target = Target::faena_with(&scratch.fresh().await?, &[("FAENA_SERVER_IDLE_TIMEOUT", "10m")]).await?;
@@ -157,7 +157,7 @@ async fn response_times(address: SocketAddr) -> Result<Histogram<u64>> {
     Ok(all)
 }
 
-/// Sends requests of one address as fast as they are answered. Each task returns how many were accepted and refused.
+/// Sends requests from one address as fast as they are answered. Each task returns how many were accepted and rejected.
 fn flooding(address: SocketAddr, stop: &CancellationToken) -> JoinSet<Result<(u32, u32)>> {
     let mut tasks = JoinSet::new();
     for _ in 0..FLOOD_CONNECTIONS {

@@ -30,7 +30,7 @@ impl Report {
         Report { rows: Vec::new(), spinner: spinner("preparing") }
     }
 
-    /// Says what is measured next.
+    /// Shows what is measured next.
     pub fn step(&self, what: &str) {
         if self.spinner.is_hidden() {
             eprintln!("{what}");
@@ -39,6 +39,7 @@ impl Report {
         }
     }
 
+    /// Adds a result without a goal.
     pub fn plain(&mut self, database: &str, what: &str, value: f64, unit: &str) {
         self.add(database, what, value, unit, None, None, None);
     }

@@ -1,6 +1,6 @@
-//! How long a small write waits while another client submits large batches, cancels a large graph, or fills a job's log.
+//! Measures how long a small write waits while another client submits large batches or graphs, or cancels a large graph.
 //!
-//! A writer submits one job after the other. The other client does its worst at the same time, on the same store.
+//! A writer submits one job after the other. At the same time, the other client runs its case on the same store.
 
 use std::{
     sync::{
@@ -16,10 +16,10 @@ use faena_store::{EventSubscription, Store, StoreOptions, SubscriptionMode};
 
 use super::{report::Report, scratch::Scratch};
 
-/// The longest time that a small write should take, at the 99th percentile.
+/// Goal for the 99th percentile of a small write.
 const GOAL_MS: f64 = 250.0;
 const BATCH: usize = 10_000;
-/// Events that exist before the chain is submitted with events on.
+/// Number of events that exist before the chain is submitted with events enabled.
 const EVENTS: usize = 200_000;
 
 pub async fn stalls(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
@@ -62,7 +62,7 @@ struct Waits {
 }
 
 async fn measure(store: Arc<dyn Store>, case: Case) -> Result<Waits> {
-    // What the case needs is there before the measurement begins.
+    // Creates what the case needs before the measurement begins.
     let root = match case {
         Case::CancelChain => Some(submit_chain(&*store).await?),
         _ => None,
@@ -143,7 +143,7 @@ async fn submit_chain(store: &dyn Store) -> Result<JobId> {
     Ok(root)
 }
 
-/// Records all events, and so many that their tables are large.
+/// Subscribes to all events, and records enough of them to make their tables large.
 async fn watch_events(store: &dyn Store) -> Result<()> {
     let now = Timestamp::now();
     let subscription = EventSubscription {

@@ -20,7 +20,7 @@ impl Config {
 
     /// Returns the URL at which a program on this machine reaches the health checks, if they are served at all.
     ///
-    /// The second listener goes first: it needs neither TLS nor a client certificate.
+    /// Prefers the second listener: it needs neither TLS nor a client certificate.
     pub fn health_url(&self) -> Option<String> {
         if let Some((host, port)) = self.health_address() {
             return Some(format!("http://{}:{port}", reachable(host)));

@@ -143,19 +143,19 @@ fn into_config(entry: Inbox) -> Result<InboxConfig, Problem> {
 }
 
 fn deliver(entry: &Inbox) -> Result<Deliver, Problem> {
-    let of_jobs = [
+    let job_keys = [
         ("job_type", entry.job_type.is_some()),
         ("job_queue", entry.job_queue.is_some()),
         ("job_priority", entry.job_priority.is_some()),
     ];
-    let of_tasks = [("machine", entry.machine.is_some()), ("subject_prefix", entry.subject_prefix.is_some())];
+    let task_keys = [("machine", entry.machine.is_some()), ("subject_prefix", entry.subject_prefix.is_some())];
     let given = |keys: &[(&'static str, bool)]| keys.iter().find(|(_, given)| *given).map(|(key, _)| *key);
     match entry.deliver.unwrap_or_default() {
-        DeliverKind::Jobs => match given(&of_tasks) {
+        DeliverKind::Jobs => match given(&task_keys) {
             Some(key) => Err(problem(key, "requires deliver = \"task-events\"; jobs have no such key")),
             None => Ok(Deliver::Jobs(job_template(entry)?)),
         },
-        DeliverKind::TaskEvents => match given(&of_jobs) {
+        DeliverKind::TaskEvents => match given(&job_keys) {
             Some(key) => Err(problem(key, "is not valid with deliver = \"task-events\"; remove one of them")),
             None => Ok(Deliver::TaskEvents(task_events(entry)?)),
         },
@@ -239,8 +239,8 @@ fn rabbitmq(entry: &Inbox, prefetch: u16) -> Result<InboxBroker, Problem> {
     }))
 }
 
-/// Lets an inbox create the stream that it shares with a sink under the subjects of both: either may connect first, and a stream
-/// without the subjects of the sink would refuse its events.
+/// Adds the subjects of a sink to every inbox on the same stream. The inbox may connect first and create the stream, and
+/// a stream without the subjects of the sink would reject its events.
 pub fn with_shared_streams(mut inboxes: Vec<InboxConfig>, sinks: &[SinkConfig]) -> Vec<InboxConfig> {
     for inbox in &mut inboxes {
         let InboxBroker::Nats(consumer) = &mut inbox.broker else { continue };

@@ -37,7 +37,7 @@ pub const FALLBACK: Key = Key {
     env: "FAENA_QUEUE_FALLBACK",
     kind: Kind::Flag,
     default: "false",
-    doc: "Whether the database dispatches while Redis is not available, also at the start.",
+    doc: "Whether the database dispatches while Redis is not available, including at startup.",
 };
 
 /// Returns what is wrong with an address of Redis.

@@ -1,4 +1,4 @@
-//! Settings of the traffic that is accepted: rates and origins.
+//! Limits of the traffic that the server accepts: rates, memory, streams and origins.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -6,11 +6,11 @@ use faena_api::{Cors, RequestRate, TrafficConfig};
 
 use super::{Config, ConfigError};
 
-/// The burst of a limit without one, in seconds of its rate.
+/// Default burst of a limit, in seconds of its rate.
 const BURST_SECONDS: u32 = 10;
 
 /// Short for a client that waits for as long as `Retry-After` says, long for one that does not.
-const REFUSAL_PAUSE: Duration = Duration::from_millis(200);
+const REJECTION_DELAY: Duration = Duration::from_millis(200);
 
 impl Config {
     /// Returns the limits of requests and the origins that may call.
@@ -18,7 +18,7 @@ impl Config {
         TrafficConfig {
             per_key: self.request_rate("limits.requests_per_key", "limits.requests_per_key_burst"),
             per_address: self.request_rate("limits.requests_per_address", "limits.requests_per_address_burst"),
-            refusal_pause: REFUSAL_PAUSE,
+            rejection_delay: REJECTION_DELAY,
             in_flight_bytes: Some(self.in_flight_bytes()),
             max_streams: Some(self.size("server.max_streams")),
             max_streams_per_caller: Some(self.size("server.max_streams_per_caller")),
@@ -26,7 +26,7 @@ impl Config {
         }
     }
 
-    /// A budget that one batch exceeds would refuse it forever.
+    /// Returns the budget, at least large enough for one batch. A smaller budget would reject such a batch forever.
     fn in_flight_bytes(&self) -> usize {
         ["server.in_flight_bytes", "server.batch_bytes", "server.body_bytes"]
             .map(|path| self.size(path))

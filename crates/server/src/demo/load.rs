@@ -14,7 +14,7 @@ const MAX_UNFINISHED: u64 = 60;
 const MAX_APPROVALS: usize = 4;
 const UNFINISHED: &str = "/jobs?limit=1&status=PENDING,QUEUED,SCHEDULED,ASSIGNED,PROCESSING,RETRYING";
 
-/// Never ends. What one second does not submit, because the machine is too busy to answer, the next one does.
+/// Submits jobs every second, and never returns. If the server is too busy to answer, tries again in the next second.
 pub async fn run(api: &Api) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);

@@ -49,10 +49,10 @@ pub fn forget_environment() -> anyhow::Result<()> {
 }
 
 pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
-    // Before there is something to remove.
+    // Installed before the folder exists, so that a signal cannot leave it behind.
     let mut interrupted = StopSignals::new()?;
     let folder = Folder::create().context("cannot create a temporary folder; set TMPDIR to one that can be written")?;
-    let receiver = receiver::start().await.context("cannot open a port of loopback for the webhooks")?;
+    let receiver = receiver::start().await.context("cannot open a loopback port for the webhooks")?;
     let config = configure(&folder, port(arguments.port).await)?;
     let (started, address) = oneshot::channel();
     let server = tokio::spawn(serve::serve(config, true, false, Some(started)));
@@ -93,7 +93,7 @@ impl Parts {
     fn start(url: &str, receiver: &Receiver) -> anyhow::Result<Parts> {
         let parts = Parts { tasks: TaskTracker::new(), stop: CancellationToken::new() };
         for worker in workers::all(url) {
-            // Without waiting for its jobs at the end: the database is about to be removed.
+            // The worker is dropped at the end without waiting for its jobs, because the database is about to be removed.
             parts.spawn(async move { worker.run_until(std::future::pending()).await.map_err(Into::into) });
         }
         let api = Api::new(url, receiver)?;

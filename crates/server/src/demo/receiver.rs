@@ -1,11 +1,11 @@
-//! Receives the webhooks of the demo, on a port of loopback.
+//! Receives the webhooks of the demo, on loopback ports.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
 use axum::{Router, http::StatusCode, routing::post};
 use tokio::net::TcpListener;
 
-/// Addresses of the receiver.
+/// URLs of the receivers.
 #[derive(Clone)]
 pub struct Receiver {
     /// Accepts every webhook.
@@ -14,7 +14,7 @@ pub struct Receiver {
     pub broken: Arc<str>,
 }
 
-/// Starts two receivers, because hosts are independent of each other: the circuit of the broken one opens.
+/// Starts two receivers on different ports. Each host has its own circuit, so only that of the broken one opens.
 pub async fn start() -> std::io::Result<Receiver> {
     let working = serve(Router::new().route("/hooks", post(async || StatusCode::NO_CONTENT))).await?;
     let broken =

@@ -200,7 +200,7 @@ async fn check_keys(queue: &RedisQueue) -> Option<Finding> {
     ))
 }
 
-/// Redis must not drop entries by itself. What it drops is restored, but jobs wait until then.
+/// Warns if Redis may evict entries. Faena restores them, but their jobs wait until then.
 async fn check_server(queue: &RedisQueue) -> Option<Finding> {
     let info = queue.info().await.ok()?;
     let policy = info.eviction_policy.filter(|policy| policy != "noeviction")?;

@@ -24,15 +24,15 @@ use super::unavailable;
 
 /// A larger answer takes its bytes from the budget.
 const LARGE_BYTES: usize = 64 << 10;
-/// Requests without effect that are handled at the same time, of connections whose previous answer was small. What they read is in
-/// memory before its size is known.
+/// Maximum number of GET requests that are handled at the same time, from connections whose previous answer was small. An
+/// answer is in memory before its size is known.
 const USUAL_READS: usize = 24;
 /// The same for connections without an answer yet.
 const FIRST_READS: usize = 8;
-/// The same for connections whose previous answer was large. Others wait for the processor meanwhile.
+/// The same for connections whose previous answer was large.
 const LARGE_READS: usize = 2;
-/// Requests without effect of one connection that are handled at the same time, or whose large answer is not sent. Until
-/// its first small answer, a connection has one.
+/// Maximum number of GET requests of one connection that are being handled, or whose large answer is not sent. Until its
+/// first small answer, a connection has one.
 const READS_OF_CONNECTION: usize = 8;
 
 /// The answers of the process.
@@ -53,7 +53,7 @@ pub struct ConnectionAnswers {
     had_small: Arc<AtomicBool>,
 }
 
-/// What a large answer occupies until it is sent.
+/// The part of the budget and the slot that a large answer occupies until it is sent.
 pub struct Unsent {
     _charge: Charge,
     _read: OwnedSemaphorePermit,
@@ -86,12 +86,12 @@ impl Answers {
         }
     }
 
-    /// Returns whether peers that do not read must make room for others.
+    /// Returns whether the budget is nearly used up, so that peers that do not read are disconnected early.
     pub fn is_short(&self) -> bool {
         self.budget.used() > self.budget.bytes() / 4 * 3
     }
 
-    /// Handles a request. Returns its answer, and what this occupies until it is sent.
+    /// Handles a request. Returns its answer, and what the answer occupies until it is sent.
     pub async fn handle(
         &self,
         router: Router,
@@ -116,7 +116,7 @@ impl Answers {
     ) -> (Response<Body>, Option<Unsent>) {
         let mut charge = Charge::new(&self.budget);
         if charge.cover(connection.previous.load(Ordering::Relaxed)).await.is_err() {
-            return (refused(), None);
+            return (too_many_unread(), None);
         }
         let (parts, body) = request.into_parts();
         let reads = self.reads_of(connection);
@@ -127,7 +127,7 @@ impl Answers {
             // Without the answer, waiting costs nothing. The request has no effect, so it can be handled again.
             drop(response);
             if charge.cover(bytes).await.is_err() {
-                return (refused(), None);
+                return (too_many_unread(), None);
             }
             response = read(&self.large, router, Request::from_parts(parts, Body::empty())).await;
             bytes = self.large_bytes(&response);
@@ -135,7 +135,7 @@ impl Answers {
         (response, (bytes > 0).then_some(Unsent { _charge: charge, _read: permit }))
     }
 
-    /// Returns which requests of other connections the next request of this one waits for.
+    /// Returns the semaphore that limits the next request of a connection.
     fn reads_of(&self, connection: &ConnectionAnswers) -> &Semaphore {
         if connection.previous.load(Ordering::Relaxed) > 0 {
             &self.large
@@ -166,6 +166,6 @@ async fn call(router: Router, request: Request<Body>) -> Response<Body> {
     }
 }
 
-fn refused() -> Response<Body> {
+fn too_many_unread() -> Response<Body> {
     unavailable("too many large answers are not read by their clients; try again")
 }

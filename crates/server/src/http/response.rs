@@ -18,13 +18,13 @@ use hyper::body::{Frame, SizeHint};
 
 use super::{admission::RequestGuard, answers::Unsent};
 
-/// Largest part of a response that is passed to HTTP/2 at once. It would buffer a larger one whole, whether or not the
-/// peer reads.
+/// Largest part of a response that is passed to HTTP/2 in one piece. It would buffer all of a larger one, whether or not
+/// the peer reads.
 const PART_BYTES: usize = 16 << 10;
-/// Largest part of a large response that is passed to HTTP/1 at once. The rest is counted until it is passed on.
+/// Largest part of a large response that is passed to HTTP/1 in one piece. The rest is counted until it is passed on.
 const HTTP1_PART_BYTES: usize = 64 << 10;
 
-/// Responses of an HTTP/2 connection that wait for their peer to read, each with the time since when.
+/// Responses of an HTTP/2 connection that the peer has not read yet, each with the time at which it began to wait.
 #[derive(Clone, Default)]
 pub struct Unread(Arc<UnreadResponses>);
 
@@ -120,7 +120,7 @@ impl Drop for ResponseBody {
         if let Some((unread, id)) = &self.unread {
             unread.lock().remove(id);
         }
-        // What comes next on an HTTP/1 connection is the head of another request.
+        // The next data on an HTTP/1 connection is the head of another request.
         if let Some(meter) = &self.meter {
             meter.expect_head();
         }

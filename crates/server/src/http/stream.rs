@@ -1,4 +1,4 @@
-//! The stream of one connection: what it reads counts against the budget, and a peer that does not read is disconnected.
+//! The stream of one connection: the bytes it reads count against the budget, and a peer that does not read is disconnected.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{admission::Permit, answers::Answers};
 
-/// What a peer must read within its write timeout. A socket accepts more than this between two moments in which it is full, so only a
+/// Bytes that a peer must read within its write timeout. A socket that was full accepts more than this at a time, so only a
 /// peer that reads byte by byte stays below.
 const MIN_READ_BYTES: usize = 4 << 10;
 
@@ -41,7 +41,7 @@ impl WriteTimeout {
 /// A peer that does not read.
 struct Stalled {
     since: Instant,
-    /// How much it has read since.
+    /// Bytes that it has read since then.
     bytes: usize,
     next_check: Pin<Box<Sleep>>,
 }
@@ -61,7 +61,7 @@ impl<S> ClientStream<S> {
     }
 
     /// Records how much a write accepted. Fails if the peer does not read.
-    fn written(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn track_write(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         match written {
             Poll::Ready(Ok(count)) => {
                 if let Some(stalled) = &mut self.stalled {
@@ -115,7 +115,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.written(cx, written)
+        self.track_write(cx, written)
     }
 
     fn poll_write_vectored(
@@ -124,7 +124,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.written(cx, written)
+        self.track_write(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -134,11 +134,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // TLS writes its last record here.
         let flushed = Pin::new(&mut self.stream).poll_flush(cx).map_ok(|()| 0);
-        self.written(cx, flushed).map_ok(|_| ())
+        self.track_write(cx, flushed).map_ok(|_| ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let closed = Pin::new(&mut self.stream).poll_shutdown(cx).map_ok(|()| 0);
-        self.written(cx, closed).map_ok(|_| ())
+        self.track_write(cx, closed).map_ok(|_| ())
     }
 }

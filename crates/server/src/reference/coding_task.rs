@@ -47,8 +47,8 @@ impl Page<'_> {
         self.line(format!("[{}]({other}.md)", self.say("En español", "In English")));
         self.line("");
         self.line(self.say(
-            "`coding-task` plans a change to a repository, waits for the approval of the plan, lets the smith write the change, \
-             lets the sandbox test it, and returns a failure as a correction.",
+            "`coding-task` plans a change to a repository, waits for the approval of the plan, has the smith write the change \
+             and the sandbox test it, and sends a failed test back to the smith as a correction.",
             "`coding-task` planifica un cambio en un repositorio, espera la aprobación del plan, deja que el herrero escriba el \
              cambio, que el entorno de pruebas lo compruebe, y devuelve un fallo como corrección.",
         ));
@@ -246,7 +246,7 @@ impl Page<'_> {
         match policy {
             Unexpected::Defer => self.say("kept for a later state", "se guarda para un estado posterior"),
             Unexpected::Ignore => self.say("recorded, without effect", "se anota, sin efecto"),
-            Unexpected::Reject => self.say("refused", "se rechaza"),
+            Unexpected::Reject => self.say("rejected", "se rechaza"),
         }
     }
 
@@ -274,7 +274,7 @@ impl Page<'_> {
             };
             self.line(direction);
             let policy = self.policy(event.unexpected.unwrap_or(definition.unexpected));
-            self.line(format!("{} {policy}.", self.say("Where no state handles it:", "Donde ningún estado lo trata:")));
+            self.line(format!("{} {policy}.", self.say("If no state handles it:", "Donde ningún estado lo trata:")));
             if event.heartbeat {
                 self.line(
                     self.say(

@@ -192,8 +192,8 @@ async fn control_sequences_in_texts_of_workers_do_not_reach_the_terminal() {
 }
 
 fn assert_printable(what: &[&str], shown: &str) {
-    let obeys = |c: char| (c.is_control() && c != '\n' && c != '\t') || ('\u{2028}'..='\u{202e}').contains(&c);
+    let is_control = |c: char| (c.is_control() && c != '\n' && c != '\t') || ('\u{2028}'..='\u{202e}').contains(&c);
     let is_hidden =
         |c: char| ['\u{200e}', '\u{200f}', '\u{61c}'].contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c);
-    assert!(!shown.contains(|c: char| obeys(c) || is_hidden(c)), "{what:?}: {shown:?}");
+    assert!(!shown.contains(|c: char| is_control(c) || is_hidden(c)), "{what:?}: {shown:?}");
 }

@@ -33,7 +33,7 @@ impl SystemClock {
 
     /// Sets the clock to the real time plus this many seconds.
     fn set(&self, seconds: &str) {
-        // At once: a server that reads an empty file would see no offset.
+        // Replaces the file atomically: a server that reads an empty file would see no offset.
         let new = self.offset.with_extension("new");
         fs::write(&new, seconds).unwrap();
         fs::rename(&new, &self.offset).unwrap();
@@ -75,7 +75,7 @@ async fn assert_works(faena: &Faena, worker: &mut StreamWorker<WebSocket>, step:
     let job = worker.next_job().await;
     let failure = Failure { error: "not yet", retryable: None, retry_after_ms: Some(100) };
     assert_eq!(worker.fail(&job, failure).await, Ok(()));
-    // An hour later than this test waits, if the due time and the clock disagree.
+    // If the due time and the clock disagreed, the retry would come an hour later, after this test has timed out.
     let again = worker.next_job().await;
     assert_eq!((&again.id, again.retry_count), (&id, 1), "after {step}");
     assert_eq!(worker.complete(&again, Value::Null).await, Ok(()));

@@ -34,7 +34,7 @@ pub const PAGES: [&str; 19] = [
     "/about",
 ];
 
-/// A browser without script: it follows no redirections by itself, so that tests see them.
+/// A browser without script: it does not follow redirects, so that tests see them.
 pub struct Browser {
     http: Client,
     url: String,

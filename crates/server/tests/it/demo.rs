@@ -1,4 +1,4 @@
-//! `faena demo`: everything has something to show soon, and nothing is left behind.
+//! `faena demo`: every page soon has content, and nothing is left behind.
 
 use std::{
     fs::{self, File},
@@ -79,7 +79,7 @@ impl Drop for Demo {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_page_of_the_demo_has_its_subject_and_ctrl_c_removes_everything() {
+async fn every_page_of_the_demo_has_content_and_ctrl_c_removes_everything() {
     let folder = tempfile::tempdir().unwrap();
     let mut demo = Demo::start(folder.path()).await;
     for (path, texts) in [

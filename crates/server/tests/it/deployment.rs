@@ -81,7 +81,7 @@ fn compose_variables(service: &Value) -> Variables {
 }
 
 #[test]
-fn the_image_runs_the_binary_as_another_user_than_root() {
+fn the_image_runs_the_binary_as_a_user_other_than_root() {
     let dockerfile = read("Dockerfile");
     let variables = image_variables();
     assert_known(&variables, "Dockerfile");
@@ -223,8 +223,9 @@ fn systemd_accepts_the_unit_and_finds_it_hardened_with_services() {
     for arguments in [&["verify", "--man=no"][..], &["security", "--offline=true", "--threshold=15"]] {
         let output = Command::new("systemd-analyze").args(arguments).arg(&path).output();
         let output = output.expect("this test needs systemd-analyze (Debian: apt-get install systemd)");
-        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{arguments:?}: {said}");
-        assert!(arguments[0] != "verify" || said.is_empty(), "{said}");
+        let output_text =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {output_text}");
+        assert!(arguments[0] != "verify" || output_text.is_empty(), "{output_text}");
     }
 }

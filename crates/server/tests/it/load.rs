@@ -228,7 +228,7 @@ pub async fn assert_all_completed_once(faena: &Faena, acknowledged: &BTreeSet<St
     jobs
 }
 
-/// The same without comparing the times of jobs, which differ between nodes whose clocks do.
+/// Like `assert_all_completed_once`, but does not compare the times of jobs, because the clocks of the nodes may differ.
 pub async fn assert_each_completed_once(faena: &Faena, acknowledged: &BTreeSet<String>) -> Vec<Value> {
     faena.wait_until_all_jobs_end().await;
     let jobs: Vec<Value> = stream::iter(acknowledged).map(|id| faena.job(id)).buffer_unordered(8).collect().await;

@@ -58,7 +58,7 @@ async fn pauses_and_the_first_key_are_logged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_types_without_a_worker_are_one_line() {
+async fn many_types_without_a_worker_are_logged_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[("FAENA_GUARDIAN_INTERVAL", "200ms")]).await;
     let jobs: Vec<Value> = (0..200).map(|n| json!({"name": format!("unknown.{n:03}")})).collect();
@@ -72,7 +72,7 @@ async fn many_types_without_a_worker_are_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_report_after_a_timeout_is_no_warning() {
+async fn a_report_after_a_timeout_logs_no_warning() {
     let folder = tempfile::tempdir().unwrap();
     let faena = Faena::start(folder.path(), &[("LOG_LEVEL", "debug")]).await;
     let worker = json!({"workerId": "slow", "capabilities": ["block"]});

@@ -137,7 +137,7 @@ async fn the_history_survives_a_killed_server(environment: &[(&str, &str)]) {
         let id = faena.submit(json!({"name": "noop"})).await;
         faena.wait_for_state(&id, "COMPLETED").await;
     }
-    // Killed at once: what was not recorded yet is recorded by the next server.
+    // Killed immediately, so that the next server has to record what was not recorded yet.
     faena.kill();
     let mut faena = Faena::start(folder.path(), environment).await;
     let id = faena.submit(json!({"name": "noop"})).await;

@@ -18,7 +18,7 @@ enum Mode {
     DropAll,
     /// Forwards to the server and drops what the server sends.
     DropAnswers,
-    /// Closes new connections at once.
+    /// Closes new connections immediately.
     Refuse,
 }
 

@@ -1,4 +1,4 @@
-//! Keeps functions, files and traits short enough to be read at once.
+//! Keeps functions, files and traits short enough to read in one go.
 //!
 //! The numbers come from services that are known to be readable. A function counts from its `fn` to its closing brace; tests count as
 //! well, because they are read more often than anything else.

@@ -48,7 +48,7 @@ states:
     final: true
 ";
 
-/// Returns what a command prints in a terminal with so many columns, and the terminal.
+/// Returns the output of a command in a terminal with this number of columns, and the terminal.
 async fn in_terminal(shell: &Shell, arguments: &str, columns: u16) -> Terminal {
     let mut command = command(shell.folder.path());
     command.env("FAENA_URL", &shell.faena.url).args(arguments.split(' '));

@@ -122,7 +122,7 @@ impl Participant {
         answer
     }
 
-    /// Sends an event, every other time twice at once: both answers must say the same.
+    /// Sends an event, every other time twice concurrently: both answers must be the same.
     async fn send_often(&self, task: &str, kind: &str, number: u64, random: &mut Random) {
         if random.below(2) == 0 {
             self.send(task, kind, number).await;

@@ -6,7 +6,7 @@ use crate::{faena::Faena, postgres::Database, program::python};
 
 async fn assert_client_is_served(environment: &[(&str, &str)]) {
     let folder = tempfile::tempdir().unwrap();
-    // The client's worker sends no heartbeat, and one of its jobs takes longer than the silence.
+    // The client's worker sends no heartbeat, and one of its jobs takes longer than `worker.silence`.
     let short =
         [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WORKER_HEARTBEAT", "300ms"), ("FAENA_WORKER_SILENCE", "1s")];
     let faena = Faena::start(folder.path(), &[environment, &short].concat()).await;
@@ -14,8 +14,8 @@ async fn assert_client_is_served(environment: &[(&str, &str)]) {
     let mut command = Command::new(python());
     command.arg(client).arg(&faena.url);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
+    let output_text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{output_text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,7 +38,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a command in a terminal with so many columns and rows.
+    /// Starts a command in a terminal of this size.
     pub fn start(command: Command, columns: u16, rows: u16) -> Terminal {
         Terminal::start_with(command, columns, rows, &[])
     }
@@ -84,7 +84,7 @@ impl Terminal {
         self.pty.resize(Size::new(rows, columns)).unwrap();
     }
 
-    /// Returns what is on the screen.
+    /// Returns the text on the screen.
     pub fn screen(&self) -> String {
         self.received.lock().unwrap().parser.screen().contents()
     }

@@ -101,7 +101,7 @@ states:
 ";
 const TASKS: usize = 40;
 
-/// Decides about a task, and asks again until the decision is stored, by whichever server runs then.
+/// Decides about a task. Repeats the request until a server has stored the decision, because servers are killed meanwhile.
 async fn decide(url: Arc<RwLock<String>>, task: String, action: &'static str) {
     let (http, started_at) = (http(), Instant::now());
     while started_at.elapsed() < TIMEOUT {

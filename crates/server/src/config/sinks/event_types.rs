@@ -13,7 +13,7 @@ const PREFIXES: [&str; 4] = ["job", "worker", "schedule", "task"];
 /// Checks a type or a pattern in which `*` stands for any text.
 ///
 /// # Errors
-/// Why no event can have this type, and what to write instead.
+/// Returns why no event can have this type, and what to write instead.
 pub fn check(pattern: &str) -> Result<(), String> {
     if own_types().any(|known| matches(pattern, known)) {
         return Ok(());
@@ -43,8 +43,8 @@ fn own_types() -> impl Iterator<Item = &'static str> {
     EVENT_TYPES.into_iter().chain(TASK_EVENT_TYPES)
 }
 
-/// Returns whether a word differs from `expected` by its case, by one letter more, less or other, or by two letters in the wrong
-/// order.
+/// Returns whether a word differs from `expected` by its case, by one inserted, missing or wrong letter, or by two swapped
+/// letters.
 fn is_misspelt(word: &str, expected: &str) -> bool {
     let lower: Vec<char> = word.to_lowercase().chars().collect();
     let expected: Vec<char> = expected.chars().collect();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_or_unknown_type_of_faena_is_refused() {
+    fn a_misspelt_or_unknown_type_of_faena_is_rejected() {
         for (pattern, message) in [
             ("jobs.*", "\"jobs.*\" matches no event; use job.*"),
             ("jop.completed", "use job.completed"),
@@ -95,7 +95,7 @@ mod tests {
             ("deadline_missed", "use task.deadline_missed"),
             ("tarea crear", "the name of an event has letters"),
         ] {
-            let found = check(pattern).expect_err("refused");
+            let found = check(pattern).expect_err("rejected");
             assert!(found.contains(message), "{pattern}: {found}");
         }
     }

@@ -38,7 +38,7 @@ const SPANISH: [(&str, &str); 23] = [
 
 /// Fields of the payloads in English and Spanish.
 const FIELDS: [(&str, &str, &str); 13] = [
-    ("prompt", "What to change, in words.", "Qué hay que cambiar, en palabras."),
+    ("prompt", "The change to make, in natural language.", "Qué hay que cambiar, en palabras."),
     ("repositorioOrigen", "Path or URL of the git repository.", "Ruta o URL del repositorio git."),
     ("reglas", "Rules of this task.", "Reglas de esta tarea."),
     (
@@ -56,7 +56,7 @@ const FIELDS: [(&str, &str, &str); 13] = [
         "The smith's name for its work on this task.",
         "Nombre que da el herrero a su trabajo en esta tarea.",
     ),
-    ("promptCorreccion", "What to correct, in words.", "Qué hay que corregir, en palabras."),
+    ("promptCorreccion", "The correction to make, in natural language.", "Qué hay que corregir, en palabras."),
     ("motivo", "Why the service cannot do its part.", "Por qué el servicio no puede hacer su parte."),
     (
         "estado",

@@ -1,4 +1,4 @@
-//! The loop over a broker: a sink carries what the server asks for, an inbox what the adapters answer.
+//! The loop over a broker: a sink carries the requests of the server, an inbox the results of the adapters.
 
 mod rabbitmq {
     use lapin::{Connection, ConnectionProperties, options::QueueDeclareOptions, types::FieldTable};

@@ -97,7 +97,7 @@ async fn a_page_creates_a_task_decides_about_its_plan_and_is_notified_of_its_end
     assert_eq!(gateway.stop().await, 0);
 }
 
-/// Waits until the other side is gone.
+/// Waits until the peer has disconnected.
 async fn wait_for_end(socket: &mut Socket) {
     let ended = async { while let Some(Ok(_)) = socket.next().await {} };
     tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the connection ends");

@@ -1,7 +1,7 @@
 //! A real browser: headless Chromium, driven through chromedriver.
 //!
-//! The WebDriver protocol is a few JSON requests, so they are written here. The crate `thirtyfour` has them too, but it switches on the
-//! feature `preserve_order` of serde_json, and with it in the whole build: the tests would run another server than the one that is
+//! The WebDriver protocol is a few JSON requests, so they are written here. The crate `thirtyfour` has them too, but it
+//! enables the feature `preserve_order` of serde_json in the whole build, so the tests would not run the server that is
 //! released.
 
 use std::{
@@ -80,7 +80,7 @@ pub struct Chrome {
     url: String,
 }
 
-/// Starts a browser for a server, and closes it after the test, also if that fails.
+/// Starts a browser for a server, and closes it after the test, even if the test fails.
 pub async fn with_chrome(url: &str, test: impl AsyncFnOnce(&Chrome)) {
     let _ = http();
     let http = Client::builder().no_proxy().timeout(Duration::from_secs(60)).build().unwrap();
@@ -178,7 +178,7 @@ impl Chrome {
     /// Waits until a condition of JavaScript holds.
     pub async fn until(&self, condition: &str) {
         eventually(condition, async || {
-            // The page may be on its way to the next one.
+            // The page may be navigating to the next one.
             let body = json!({"script": format!("return Boolean({condition})"), "args": []});
             let result = self.post("/execute/sync", body).await;
             (result == Ok(Value::Bool(true))).then_some(())

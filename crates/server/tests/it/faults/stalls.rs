@@ -12,7 +12,7 @@ use crate::{
     postgres::Database,
 };
 
-/// Four times the configured limit, for a busy machine. Each place to wait had a limit of its own before: 35 s together.
+/// Four times the configured limit, for a busy machine. With a separate limit for each wait, it would be 35 s.
 const TIMEOUT: (&str, &str) = ("FAENA_DATABASE_TIMEOUT", "2s");
 const LIMIT: Duration = Duration::from_secs(8);
 

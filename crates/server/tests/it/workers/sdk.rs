@@ -212,7 +212,7 @@ impl TestWorker for SdkWorker {
         None
     }
 
-    /// Aborts the whole worker at once, as a killed process would.
+    /// Aborts the whole worker immediately, like a killed process.
     async fn crash(self) {
         self.work.abort();
     }
