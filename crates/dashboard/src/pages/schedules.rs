@@ -110,7 +110,7 @@ struct NewButton {
 fn state(t: &Texts, schedule: &Schedule) -> Markup {
     match (schedule.is_active, schedule.next_run_at) {
         (true, Some(_)) => badge(Look::Queued, t.active),
-        (true, None) => badge(Look::Completed, t.finished),
+        (true, None) => badge(Look::Completed, t.schedule_has_ended),
         (false, _) => badge(Look::Cancelled, t.disabled),
     }
 }
