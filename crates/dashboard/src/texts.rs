@@ -497,6 +497,7 @@ impl Texts {
 
     pub fn slots_count(&self, count: String, number: u64) -> String {
         match (self.language, number) {
+            (Language::English, 1) => "1 slot".to_owned(),
             (Language::English, _) => format!("{count} slots"),
             (Language::Spanish, 1) => "1 hueco".to_owned(),
             (Language::Spanish, _) => format!("{count} huecos"),
@@ -505,6 +506,7 @@ impl Texts {
 
     pub fn failed_runs_count(&self, count: String, number: u64) -> String {
         match (self.language, number) {
+            (Language::English, 1) => "1 failed run".to_owned(),
             (Language::English, _) => format!("{count} failed runs"),
             (Language::Spanish, 1) => "1 ejecución fallida".to_owned(),
             (Language::Spanish, _) => format!("{count} ejecuciones fallidas"),
@@ -513,6 +515,7 @@ impl Texts {
 
     pub fn waiting_events_count(&self, count: String, number: u64) -> String {
         match (self.language, number) {
+            (Language::English, 1) => "1 event waiting".to_owned(),
             (Language::English, _) => format!("{count} events waiting"),
             (Language::Spanish, 1) => "1 evento en espera".to_owned(),
             (Language::Spanish, _) => format!("{count} eventos en espera"),
