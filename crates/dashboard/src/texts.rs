@@ -65,11 +65,11 @@ texts! {
     previous: "Previous", "Anterior";
     next: "Next", "Siguiente";
     of: "of", "de";
-    all: "all", "las";
+    all: "all", "todas:";
     details: "Details", "Detalles";
     go_back: "Go back", "Volver";
     save: "Save", "Guardar";
-    saved: "saved", "guardado";
+    saved: "saved", "cambios guardados";
     select: "Select", "Seleccionar";
     copy: "Copy", "Copiar";
     copied: "Copied", "Copiado";
@@ -94,16 +94,15 @@ texts! {
     keys: "API keys", "Claves de API";
     about: "About", "Acerca de";
 
-    payload_is_hidden: "Your API key does not show what jobs and tasks carry.", "Tu clave de API no muestra el contenido de los trabajos y las tareas.";
+    payload_is_hidden: "Your API key does not show what jobs and tasks carry.", "Tu clave de API no muestra los datos de los trabajos ni de las tareas.";
     texts_are_hidden: "Your API key hides the texts.", "Tu clave de API oculta los textos.";
 
     // Overview
     search_jobs: "Search jobs, tags, ids", "Buscar trabajos, etiquetas, ids";
     needs_a_person: "Needs attention", "Requiere atención";
     nothing_needs_you: "Nothing needs attention right now.", "Ahora mismo no hay nada que requiera tu atención.";
-    oldest: "oldest", "más antiguo:";
+    oldest: "oldest", "espera máxima:";
     oldest_title: "Oldest", "Más antiguo";
-    events_waiting: "events waiting", "eventos en espera";
     sink_down: "Sink is down:", "Destino caído:";
     breaker_open: "Circuit open for worker", "Circuito abierto del worker";
     schedule_late: "Schedule is late:", "Planificación con retraso:";
@@ -113,13 +112,11 @@ texts! {
     waiting: "Waiting", "En espera";
     nothing_queued: "nothing queued", "nada en cola";
     running: "Running", "En ejecución";
-    slots: "slots", "huecos";
     finished_per_minute: "Finished per minute", "Terminados por minuto";
-    completed_recently: "completed in the last hour", "completados en la última hora";
+    completed_recently: "completed in the last hour", "con éxito en la última hora";
     failed_recently: "Failed, last hour", "Fallidos, última hora";
     last_hour: "last hour", "última hora";
     nothing_finished: "No job has finished in the last hour.", "Ningún trabajo ha terminado en la última hora.";
-    failed_runs: "failed runs", "ejecuciones fallidas";
     wait_p95: "Wait, p95", "Espera, p95";
     times: "Times", "Tiempos";
     this_hour: "this hour", "esta hora";
@@ -149,7 +146,7 @@ texts! {
     error_or_progress: "Error or progress", "Error o progreso";
     age: "Age", "Edad";
     ready_to_run: "ready to run", "listo para ejecutarse";
-    new_rows: "new", "nuevos";
+    new_rows: "new", "sin ver";
     filter_by_state: "Filter by state", "Filtrar por estado";
     active_filters: "Filter:", "Filtro:";
     sort: "Sort:", "Orden:";
@@ -163,11 +160,11 @@ texts! {
     no_jobs: "There are no jobs yet. Submit the first one:", "Todavía no hay trabajos. Envía el primero:";
     retry_selected: "Retry selected", "Reintentar seleccionados";
     cancel_selected: "Cancel selected", "Cancelar seleccionados";
+    cancel_selected_question: "Cancel selected", "¿Cancelar los trabajos seleccionados";
     retry_verb: "Retry", "Reintentar";
     cancel_verb: "Cancel", "Cancelar";
     delete_verb: "Delete", "Eliminar";
     filter_for_bulk: "Filter the list to act on all matching jobs.", "Filtra la lista para actuar sobre todos los trabajos que coincidan.";
-    were_changed: "changed", "modificados";
     examples: "Examples", "Ejemplos";
     count_is_a_lower_bound: "There are at least this many.", "Hay al menos esta cantidad.";
     keyboard: "Keyboard", "Teclado";
@@ -224,7 +221,7 @@ texts! {
     this_job: "This job", "Este trabajo";
     relation: "Relation", "Relación";
     dependencies: "Dependencies", "Dependencias";
-    dependencies_help: "what it needs on the left, what needs it on the right", "a la izquierda lo que necesita, a la derecha quien lo necesita";
+    dependencies_help: "what it needs on the left, what needs it on the right", "a la izquierda, de qué depende; a la derecha, qué depende de él";
     as_a_list: "As a list", "Como lista";
     deleted: "Deleted", "Eliminado";
     event: "Event", "Evento";
@@ -237,7 +234,7 @@ texts! {
     by_priority: "By priority", "Por prioridad";
     per_minute: "Per min", "Por min";
     settings: "Settings", "Ajustes";
-    no_queues: "There are no queues yet. A queue exists once a job names it:", "Todavía no hay colas. Una cola existe cuando un trabajo la nombra:";
+    no_queues: "There are no queues yet. A queue exists once a job names it:", "Todavía no hay colas. Una cola existe desde que un trabajo la nombra:";
     paused: "paused", "en pausa";
     at_its_limit: "at its limit,", "al límite,";
     limit: "limit", "límite";
@@ -274,6 +271,7 @@ texts! {
     time_zone: "Time zone", "Zona horaria";
     active: "Active", "Activa";
     disabled: "Disabled", "Desactivada";
+    schedule_has_ended: "Finished", "Terminada";
     no_schedules: "There are no schedules yet.", "Todavía no hay planificaciones.";
     next_runs: "Next runs", "Próximas ejecuciones";
     no_next_runs: "It does not run again.", "No se ejecutará más.";
@@ -306,7 +304,7 @@ texts! {
     task: "Task", "Tarea";
     machine: "Machine", "Máquina";
     next_timer: "Next timer", "Próximo temporizador";
-    changed: "Changed", "Cambió";
+    changed: "Changed", "Último cambio";
     no_approvals: "No task waits for a decision.", "Ninguna tarea espera una decisión.";
     no_tasks: "There are no tasks yet. Create one from a machine:", "Todavía no hay tareas. Crea una a partir de una máquina:";
     created_by: "created by", "creada por";
@@ -395,8 +393,8 @@ texts! {
     shown_once: "Copy it now: it is not shown again.", "Cópiala ahora: no se volverá a mostrar.";
     create_key: "Create key", "Crear clave";
     change_keys: "Change keys", "Modificar claves";
-    without_payloads: "Hide payloads (only with read)", "Ocultar los contenidos (solo con read)";
-    payloads_hidden: "payloads hidden", "contenidos ocultos";
+    without_payloads: "Hide payloads (only with read)", "Ocultar los datos (solo con read)";
+    payloads_hidden: "payloads hidden", "datos ocultos";
     only_queues: "Only these queues, separated by commas", "Solo estas colas, separadas por comas";
     rotate: "Rotate", "Rotar";
     revoke: "Revoke", "Revocar";
@@ -416,17 +414,17 @@ texts! {
     checks_started: "The checks are running.", "Las comprobaciones están en marcha.";
     checks_help: "They read the whole database, and run at most once a minute.", "Leen toda la base de datos y se ejecutan como máximo una vez por minuto.";
     never_checked: "This node has checked nothing since it started.", "Este nodo no ha comprobado nada desde que arrancó.";
-    nothing_found: "Nothing was found.", "No se ha encontrado nada.";
+    nothing_found: "Nothing was found.", "No se ha encontrado ningún problema.";
     checks_failed: "The checks failed:", "Las comprobaciones han fallado:";
     last_check: "Last check", "Última comprobación";
     code: "Code", "Código";
     finding: "Finding", "Resultado";
     advice: "What to do", "Qué hacer";
-    checks_need_admin: "An API key with the scope admin sees the findings.", "Una clave de API con el permiso admin ve los resultados.";
+    checks_need_admin: "An API key with the scope admin sees the findings.", "Para ver los resultados hace falta una clave de API con el permiso admin.";
     configuration: "Configuration", "Configuración";
     key_title: "Key", "Clave";
     value: "Value", "Valor";
-    needs_admin: "An API key with the scope admin sees the configuration.", "Una clave de API con el permiso admin ve la configuración.";
+    needs_admin: "An API key with the scope admin sees the configuration.", "Para ver la configuración hace falta una clave de API con el permiso admin.";
 }
 
 impl Texts {
@@ -487,6 +485,54 @@ impl Texts {
         }
     }
 
+    /// Says how many jobs an action has changed.
+    pub fn changed_jobs_count(&self, count: String, number: u64) -> String {
+        let jobs = self.jobs_count(count, number);
+        match (self.language, number) {
+            (Language::English, _) => format!("{jobs} changed"),
+            (Language::Spanish, 1) => format!("{jobs} modificado"),
+            (Language::Spanish, _) => format!("{jobs} modificados"),
+        }
+    }
+
+    pub fn slots_count(&self, count: String, number: u64) -> String {
+        match (self.language, number) {
+            (Language::English, 1) => "1 slot".to_owned(),
+            (Language::English, _) => format!("{count} slots"),
+            (Language::Spanish, 1) => "1 hueco".to_owned(),
+            (Language::Spanish, _) => format!("{count} huecos"),
+        }
+    }
+
+    pub fn failed_runs_count(&self, count: String, number: u64) -> String {
+        match (self.language, number) {
+            (Language::English, 1) => "1 failed run".to_owned(),
+            (Language::English, _) => format!("{count} failed runs"),
+            (Language::Spanish, 1) => "1 ejecución fallida".to_owned(),
+            (Language::Spanish, _) => format!("{count} ejecuciones fallidas"),
+        }
+    }
+
+    pub fn waiting_events_count(&self, count: String, number: u64) -> String {
+        match (self.language, number) {
+            (Language::English, 1) => "1 event waiting".to_owned(),
+            (Language::English, _) => format!("{count} events waiting"),
+            (Language::Spanish, 1) => "1 evento en espera".to_owned(),
+            (Language::Spanish, _) => format!("{count} eventos en espera"),
+        }
+    }
+
+    /// Says how many tasks have a status: `3 running`.
+    pub fn tasks_with_status(&self, count: u64, status: &str) -> String {
+        let word = self.task_status(status).to_lowercase();
+        // The other statuses have no plural.
+        let has_plural = matches!(status, "completed" | "failed" | "cancelled");
+        match self.language {
+            Language::Spanish if has_plural && count != 1 => format!("{count} {word}s"),
+            _ => format!("{count} {word}"),
+        }
+    }
+
     /// Says how many dependencies a graph leaves out.
     pub fn hidden_dependencies(&self, count: &str, is_exact: bool) -> String {
         let count = match (self.language, is_exact) {
@@ -541,5 +587,23 @@ mod tests {
             let is_sentence = |text: &str| text.ends_with('.');
             assert_eq!(is_sentence(english), is_sentence(spanish), "{name}: {english} / {spanish}");
         }
+    }
+
+    #[test]
+    fn words_agree_with_their_number() {
+        let (english, spanish) = (Language::English.texts(), Language::Spanish.texts());
+        assert_eq!(english.changed_jobs_count("1".into(), 1), "1 job changed");
+        assert_eq!(spanish.changed_jobs_count("1".into(), 1), "1 trabajo modificado");
+        assert_eq!(spanish.changed_jobs_count("2".into(), 2), "2 trabajos modificados");
+        assert_eq!(spanish.failed_runs_count("1".into(), 1), "1 ejecución fallida");
+        let statuses = ["queued", "running", "paused", "completed", "failed", "cancelled"];
+        for status in statuses {
+            assert_eq!(english.tasks_with_status(2, status), format!("2 {status}"));
+        }
+        assert_eq!(
+            [(1, "failed"), (2, "failed"), (2, "running")]
+                .map(|(count, status)| spanish.tasks_with_status(count, status)),
+            ["1 fallida", "2 fallidas", "2 en ejecución"]
+        );
     }
 }

@@ -214,7 +214,7 @@ fn loop_table(viewer: &Viewer, loops: &[LoopHealth]) -> Table {
 fn configuration_table(t: &Texts, rows: &[(String, String, String)]) -> Table {
     let row = |(key, value, source): &(String, String, String)| Row {
         key: key.clone(),
-        cells: vec![Cell::text(key).with("main"), Cell::text(value).long(), Cell::text(source).extra()],
+        cells: vec![Cell::text(key).with("main"), Cell::text(value).long(), Cell::text(t.word(source)).extra()],
     };
     Table {
         columns: vec![text_column(t.key_title), text_column(t.value), extra_column(t.source)],

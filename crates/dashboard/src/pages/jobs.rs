@@ -414,7 +414,7 @@ pub async fn run_bulk(
     let body = json!({"filter": bulk_filter(&parameters(&pairs)), "dryRun": false});
     let result = viewer.post_json(&format!("/api/v1/jobs/bulk/{action}"), &body).await;
     let done = result.as_ref().ok().and_then(|answer| answer["done"].as_u64()).unwrap_or(0);
-    let words = format!("{} {}", t.jobs_count(viewer.formats().count(done), done), t.were_changed);
+    let words = t.changed_jobs_count(viewer.formats().count(done), done);
     show_result(&viewer, &pairs.without("page").link("/jobs"), result, &words)
 }
 
@@ -441,7 +441,7 @@ pub async fn act_on_selected(
             Err(failure) => problem = Some(failure.message),
         }
     }
-    let words = format!("{} {}", t.jobs_count(viewer.formats().count(done), done), t.were_changed);
+    let words = t.changed_jobs_count(viewer.formats().count(done), done);
     let text = problem.map_or(words.clone(), |problem| format!("{words}; {problem}"));
     Ok(session::redirect(&viewer, back, Some(Notice { is_error: done == 0, text })))
 }

@@ -42,6 +42,8 @@ struct Limit {
 struct LimitForm<'a> {
     t: &'static Texts,
     base: &'a str,
+    /// Each scope and the word for it.
+    scopes: [(&'static str, &'static str); 5],
 }
 
 pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
@@ -62,7 +64,8 @@ pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
         select_label: None,
     };
     let mut page = ListPage::new(&viewer, t.limits, table);
-    page.below = Markup::of(&LimitForm { t, base: viewer.base() });
+    let scopes = ["queue", "type", "key", "machine", "system"].map(|scope| (scope, t.word(scope)));
+    page.below = Markup::of(&LimitForm { t, base: viewer.base(), scopes });
     page.page("/limits")
 }
 
@@ -79,7 +82,7 @@ fn row(viewer: &Viewer, limit: &Limit) -> Row {
             Cell::number(&count(limit.concurrency)),
             Cell::number(&count(limit.in_flight)).extra(),
             Cell::number(&rate.unwrap_or_default()).extra(),
-            Cell::text(&format!("{} ({})", limit.origin, limit.changed_by)).extra(),
+            Cell::text(&format!("{} ({})", t.word(&limit.origin), t.word(&limit.changed_by))).extra(),
             Cell::markup(reached).right().extra(),
         ],
     }

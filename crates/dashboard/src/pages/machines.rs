@@ -49,7 +49,8 @@ pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
 fn table(viewer: &Viewer, machines: &[Machine]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |machine: &Machine| {
-        let tasks: Vec<String> = machine.tasks.iter().map(|(status, count)| format!("{count} {status}")).collect();
+        let tasks: Vec<String> =
+            machine.tasks.iter().map(|(status, count)| t.tasks_with_status(*count, status)).collect();
         let link = format!("{}/machines/{}?version={}", viewer.base(), segment(&machine.name), machine.version);
         Row {
             key: format!("{}:{}", machine.name, machine.version),

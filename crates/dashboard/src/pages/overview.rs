@@ -290,7 +290,7 @@ fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attent
         add(StateStyle::Waiting, "/approvals", what, age.unwrap_or_default());
     }
     for sink in data.sinks.iter().filter(|sink| sink.down_since.is_some()) {
-        let detail = format!("{} {}", formats.count(sink.pending), t.events_waiting);
+        let detail = t.waiting_events_count(formats.count(sink.pending), sink.pending);
         add(StateStyle::Failed, "/events", format!("{} “{}”", t.sink_down, sink.name), detail);
     }
     for worker in data.workers.iter().filter(|worker| worker.breaker.as_deref() == Some("open")) {
@@ -310,7 +310,8 @@ fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attent
         );
     }
     for stopped in data.ready.checks.loops.iter().filter(|health| health.status != "healthy") {
-        add(StateStyle::Failed, "/about", format!("{} “{}”", t.loop_not_healthy, stopped.name), stopped.status.clone());
+        let detail = t.word(&stopped.status).to_owned();
+        add(StateStyle::Failed, "/about", format!("{} “{}”", t.loop_not_healthy, stopped.name), detail);
     }
     for queue in data.queues.iter().filter(|queue| queue.paused.is_some()) {
         let detail =
@@ -344,7 +345,7 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
             label: t.running,
             path: Some("/jobs?status=PROCESSING"),
             value: formats.count(data.jobs(&["SCHEDULED", "ASSIGNED", "PROCESSING"])),
-            detail: format!("{} {} {}", t.of, formats.count(slots), t.slots),
+            detail: format!("{} {}", t.of, t.slots_count(formats.count(slots), slots)),
         },
         Figure {
             label: t.finished_per_minute,
@@ -357,12 +358,11 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
             path: Some("/dead-letters"),
             value: format!("{} %", formats.decimal(share)),
             detail: format!(
-                "{} {} {}, {} {}",
+                "{} {} {}, {}",
                 formats.count(failed),
                 t.of,
                 formats.count(completed + failed),
-                formats.count(retried),
-                t.failed_runs
+                t.failed_runs_count(formats.count(retried), retried)
             ),
         },
         Figure {

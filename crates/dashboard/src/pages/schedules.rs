@@ -110,7 +110,7 @@ struct NewButton {
 fn state(t: &Texts, schedule: &Schedule) -> Markup {
     match (schedule.is_active, schedule.next_run_at) {
         (true, Some(_)) => badge(StateStyle::Queued, t.active),
-        (true, None) => badge(StateStyle::Completed, t.finished),
+        (true, None) => badge(StateStyle::Completed, t.schedule_has_ended),
         (false, _) => badge(StateStyle::Cancelled, t.disabled),
     }
 }

@@ -165,7 +165,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let line = |record: &Record| HistoryLine {
         at: formats.clock(record.at),
         event: record.event.clone(),
-        detail: history_detail(record),
+        detail: history_detail(t, record),
     };
     // A viewer who may not see what is decided about cannot decide.
     let shown_approval = task.approval.as_ref().filter(|approval| approval.hidden.is_empty());
@@ -219,9 +219,9 @@ fn reasons(viewer: &Viewer, why: Why, approval: Option<&Approval>) -> Vec<Markup
     messages.iter().map(|message| prose(viewer, &short(message), &[])).collect()
 }
 
-fn history_detail(record: &Record) -> String {
+fn history_detail(t: &Texts, record: &Record) -> String {
     let to = record.to.as_ref().map(|to| format!("→ {to}")).unwrap_or_default();
-    let outcome = if record.outcome == "applied" { String::new() } else { record.outcome.clone() };
+    let outcome = if record.outcome == "applied" { String::new() } else { t.word(&record.outcome).to_owned() };
     let parts = [to, outcome, record.reason.clone().unwrap_or_default(), record.actor.clone()];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
 }

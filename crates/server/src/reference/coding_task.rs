@@ -50,7 +50,7 @@ impl Page<'_> {
             "`coding-task` plans a change to a repository, waits for the approval of the plan, has the smith write the change \
              and the sandbox test it, and sends a failed test back to the smith as a correction.",
             "`coding-task` planifica un cambio en un repositorio, espera la aprobación del plan, deja que el herrero escriba el \
-             cambio, que el entorno de pruebas lo compruebe, y devuelve un fallo como corrección.",
+             cambio y que el entorno de pruebas lo compruebe, y devuelve los fallos como correcciones.",
         ));
         self.line(self.say(
             "[Orchestrate tasks](../guides/tasks.md) explains machines in general.",
@@ -81,7 +81,7 @@ impl Page<'_> {
         let mut rows = Vec::new();
         collect_fields(schema, "", &mut rows);
         if rows.is_empty() {
-            self.line(self.say("The payload is empty.", "El contenido está vacío."));
+            self.line(self.say("The payload is empty.", "No lleva datos."));
             return;
         }
         self.line(self.say("| field | type | required | meaning |", "| campo | tipo | obligatorio | significado |"));
@@ -122,7 +122,7 @@ impl Page<'_> {
                 let initial = &definition.states[initial].name;
                 self.line(format!(
                     "{} `{initial}`.",
-                    self.say("Its first inner state is", "Su primer estado interior es")
+                    self.say("Its first inner state is", "Su primer estado interno es")
                 ));
             }
             if let Some(ending) = state.ends {
@@ -163,7 +163,7 @@ impl Page<'_> {
         if let Some(deadline) = &state.deadline {
             let limits = [
                 (deadline.silence_ms, self.say("without any message", "sin ningún mensaje")),
-                (deadline.no_progress_ms, self.say("without progress", "sin avance")),
+                (deadline.no_progress_ms, self.say("without progress", "sin progreso")),
                 (deadline.total_ms, self.say("in this state", "en este estado")),
             ];
             let known = limits.into_iter().filter_map(|(ms, what)| Some((ms?, what)));
@@ -223,7 +223,7 @@ impl Page<'_> {
             let no = self.say("counts as a denial by its sender", "cuenta como rechazo de quien lo envía");
             parts.push(if approve { yes } else { no }.to_owned());
         }
-        parts.extend(transition.counter.as_ref().map(|name| format!("{} `{name}`", self.say("counts", "cuenta"))));
+        parts.extend(transition.counter.as_ref().map(|name| format!("{} `{name}`", self.say("counts", "incrementa"))));
         parts.extend(transition.actions.iter().map(|action| self.action(action)));
         parts.join("; ")
     }
@@ -234,10 +234,10 @@ impl Page<'_> {
             .iter()
             .map(|(event, policy)| format!("`{event}`: {}", self.policy(*policy)))
             .collect();
-        let others = self.say("all other events", "todos los demás eventos");
+        let others = self.say("all other events", "cualquier otro");
         rows.extend(state.unexpected.map(|policy| format!("{others}: {}", self.policy(policy))));
         if !rows.is_empty() {
-            let title = self.say("Not handled here:", "No se tratan aquí:");
+            let title = self.say("Not handled here:", "Eventos que no se tratan aquí:");
             self.line(format!("\n{title} {}.", rows.join("; ")));
         }
     }
@@ -274,7 +274,7 @@ impl Page<'_> {
             };
             self.line(direction);
             let policy = self.policy(event.unexpected.unwrap_or(definition.unexpected));
-            self.line(format!("{} {policy}.", self.say("If no state handles it:", "Donde ningún estado lo trata:")));
+            self.line(format!("{} {policy}.", self.say("If no state handles it:", "Si ningún estado lo trata:")));
             if event.heartbeat {
                 self.line(
                     self.say(

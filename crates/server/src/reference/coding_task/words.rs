@@ -10,7 +10,7 @@ pub enum Language {
 const SPANISH: [(&str, &str); 23] = [
     ("NUEVA", "La tarea se ha creado."),
     ("PLANIFICANDO", "El herrero hace un plan."),
-    ("ESPERANDO_APROBACION_PLAN", "El plan espera a una persona."),
+    ("ESPERANDO_APROBACION_PLAN", "El plan espera la decisión de una persona."),
     ("EJECUTANDO_CODIGO", "El herrero escribe el cambio."),
     ("INICIANDO", "El herrero todavía no ha respondido."),
     ("MONITOREANDO_EJECUCION", "El herrero está trabajando y responde."),
@@ -20,7 +20,7 @@ const SPANISH: [(&str, &str); 23] = [
         "Un modelo de lenguaje convierte el fallo en una corrección. Sin modelo, el propio registro es la corrección.",
     ),
     ("COMPLETADA", "Las pruebas han pasado."),
-    ("FALLIDA_LOGICA", "Las correcciones no llevaron a pruebas que pasen."),
+    ("FALLIDA_LOGICA", "Las correcciones no consiguieron que pasaran las pruebas."),
     ("FALLIDA_INFRAESTRUCTURA", "Un servicio no respondió a tiempo o no pudo hacer su parte."),
     ("CANCELADA", "Una persona canceló la tarea, o no hubo decisión a tiempo."),
     ("tarea.crear", "Una tarea nueva."),
@@ -38,7 +38,7 @@ const SPANISH: [(&str, &str); 23] = [
 
 /// Fields of the payloads in English and Spanish.
 const FIELDS: [(&str, &str, &str); 13] = [
-    ("prompt", "The change to make, in natural language.", "Qué hay que cambiar, en palabras."),
+    ("prompt", "The change to make, in natural language.", "Qué hay que cambiar, descrito con palabras."),
     ("repositorioOrigen", "Path or URL of the git repository.", "Ruta o URL del repositorio git."),
     ("reglas", "Rules of this task.", "Reglas de esta tarea."),
     (
@@ -47,21 +47,17 @@ const FIELDS: [(&str, &str, &str); 13] = [
         "`false` omite la aprobación del plan. Por omisión: true.",
     ),
     ("planId", "Identifies the plan.", "Identifica el plan."),
-    ("plan", "The plan, in any form.", "El plan, en cualquier forma."),
+    ("plan", "The plan, in any form.", "El plan, en cualquier formato."),
     ("pullRequestUrl", "Where the change is.", "Dónde está el cambio."),
     ("exito", "Whether the tests passed.", "Si las pruebas han pasado."),
     ("log", "Output of the tests.", "Salida de las pruebas."),
-    (
-        "sessionId",
-        "The smith's name for its work on this task.",
-        "Nombre que da el herrero a su trabajo en esta tarea.",
-    ),
-    ("promptCorreccion", "The correction to make, in natural language.", "Qué hay que corregir, en palabras."),
+    ("sessionId", "The smith's name for its work on this task.", "Nombre que da el herrero a su labor en esta tarea."),
+    ("promptCorreccion", "The correction to make, in natural language.", "Qué hay que corregir, descrito con palabras."),
     ("motivo", "Why the service cannot do its part.", "Por qué el servicio no puede hacer su parte."),
     (
         "estado",
         "What the service does. A changed value counts as progress.",
-        "Qué hace el servicio. Un valor distinto cuenta como avance.",
+        "Qué hace el servicio. Un valor distinto cuenta como progreso.",
     ),
 ];
 
