@@ -52,7 +52,11 @@ const FIELDS: [(&str, &str, &str); 13] = [
     ("exito", "Whether the tests passed.", "Si las pruebas han pasado."),
     ("log", "Output of the tests.", "Salida de las pruebas."),
     ("sessionId", "The smith's name for its work on this task.", "Nombre que da el herrero a su labor en esta tarea."),
-    ("promptCorreccion", "The correction to make, in natural language.", "Qué hay que corregir, descrito con palabras."),
+    (
+        "promptCorreccion",
+        "The correction to make, in natural language.",
+        "Qué hay que corregir, descrito con palabras.",
+    ),
     ("motivo", "Why the service cannot do its part.", "Por qué el servicio no puede hacer su parte."),
     (
         "estado",
