@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn public_addresses_are_permitted_also_next_to_reserved_networks() {
+    fn public_addresses_are_permitted_even_next_to_reserved_networks() {
         for text in [
             "1.0.0.0",
             "1.1.1.1",

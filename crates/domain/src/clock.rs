@@ -67,7 +67,7 @@ pub struct ClockMeasurement {
 }
 
 impl ClockMeasurement {
-    /// An answer that took longer than this says too little about the time.
+    /// An answer that took longer than this is too inaccurate.
     const MAX_US: i64 = 1_000_000;
 
     pub fn begin() -> ClockMeasurement {

@@ -34,7 +34,7 @@ pub const EVENT_TYPES: [&str; 9] = [
     "schedule.missed",
 ];
 
-/// The types of the events about tasks. Machines publish events of their own besides.
+/// The types of the events about tasks. Machines can also publish events of their own.
 pub const TASK_EVENT_TYPES: [&str; 9] = [
     "task.created",
     "task.queued",

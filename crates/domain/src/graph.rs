@@ -12,7 +12,7 @@ pub struct JobGraph {
     pub job_id: JobId,
     /// The job itself first, then the others by their distance from it.
     pub jobs: Vec<GraphJob>,
-    /// How often a job of this list depends on a job that is not in it, or the other way round.
+    /// Number of dependencies between the jobs of this list and jobs that are not in it.
     pub hidden: u64,
     /// Whether the hidden numbers are exact. Otherwise there are at least this many.
     pub hidden_is_exact: bool,
@@ -23,7 +23,7 @@ pub struct JobGraph {
 #[serde(rename_all = "camelCase")]
 pub struct GraphJob {
     pub id: JobId,
-    /// Distance from the job that was asked for: below 0 for jobs that it depends on, above 0 for jobs that depend on it.
+    /// Distance from the requested job: below 0 for jobs that it depends on, above 0 for jobs that depend on it.
     pub depth: i32,
     /// Absent, like the next three, if the job was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]

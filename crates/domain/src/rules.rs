@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_limit_of_a_key_precedes_that_of_the_longest_prefix() {
+    fn the_limit_of_a_key_takes_precedence_over_that_of_the_longest_prefix() {
         let limit = |n| Limit { concurrency: Some(n), rate: None };
         let mut rules = Rules::default();
         for (name, n) in [("*", 1), ("tenant-*", 2), ("tenant-7", 3)] {

@@ -1,4 +1,4 @@
-//! Trace context of W3C: the value of the header `traceparent`.
+//! The W3C trace context: the value of the header `traceparent`.
 
 use std::fmt;
 
@@ -47,7 +47,7 @@ impl TraceContext {
         self.flags & SAMPLED != 0
     }
 
-    /// Returns the context of what another span of the same trace causes.
+    /// Returns the context for the children of another span of the same trace.
     pub fn with_span(self, span_id: [u8; 8]) -> TraceContext {
         TraceContext { span_id, ..self }
     }

@@ -299,14 +299,14 @@ const BLOCKING: [&str; 6] =
 
 fn only_ahead(job: &JobView, position: &JobPosition) -> Reason {
     let jobs = position.ahead;
-    let exact = jobs < JobPosition::MOST_AHEAD;
+    let exact = jobs < JobPosition::MAX_AHEAD;
     Reason::new("jobs_ahead", ahead_text(job, position), json!({"jobs": jobs, "exact": exact}))
 }
 
 fn ahead_text(job: &JobView, position: &JobPosition) -> String {
     match position.ahead {
         1 => format!("1 job of queue \"{}\" is ahead of it", job.queue),
-        jobs if jobs < JobPosition::MOST_AHEAD => format!("{jobs} jobs of queue \"{}\" are ahead of it", job.queue),
+        jobs if jobs < JobPosition::MAX_AHEAD => format!("{jobs} jobs of queue \"{}\" are ahead of it", job.queue),
         jobs => format!("{jobs} or more jobs of queue \"{}\" are ahead of it", job.queue),
     }
 }
@@ -319,7 +319,7 @@ async fn ahead(
     now: Timestamp,
 ) -> Result<Option<Reason>, EngineError> {
     let jobs = position.ahead;
-    let exact = jobs < JobPosition::MOST_AHEAD;
+    let exact = jobs < JobPosition::MAX_AHEAD;
     let lanes = engine.store.lanes().await?;
     let lanes: Vec<LaneId> = lanes.iter().filter(|lane| lane.queue == job.queue).map(|lane| lane.id).collect();
     if engine.throughput.is_due(now) {

@@ -24,14 +24,14 @@ pub(crate) struct Gaps {
 pub(crate) fn check(definition: &Definition, gaps: &Gaps) -> Vec<Finding> {
     let mut check = Check { definition, findings: Vec::new() };
     if !gaps.targets {
-        check.reachability();
+        check.check_reachability();
     }
-    check.counters(gaps);
+    check.check_counters(gaps);
     for index in (0..definition.states.len()).filter(|index| !gaps.states.contains(index)) {
-        check.state(index);
+        check.check_state(index);
     }
-    check.cycles(gaps);
-    check.expressions();
+    check.check_cycles(gaps);
+    check.check_expressions();
     check.findings
 }
 
@@ -52,8 +52,8 @@ impl<'a> Check<'a> {
         format!("states.{}", names.join(".states."))
     }
 
-    /// Every state can be reached from the first one.
-    fn reachability(&mut self) {
+    /// Checks that every state can be reached from the first one.
+    fn check_reachability(&mut self) {
         let definition = self.definition;
         let mut reached = BTreeSet::new();
         let counters = definition.counters.values().filter_map(|counter| counter.exceeded);
@@ -77,7 +77,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn counters(&mut self, gaps: &Gaps) {
+    fn check_counters(&mut self, gaps: &Gaps) {
         let definition = self.definition;
         let mut used = BTreeSet::new();
         for (index, state) in definition.states.iter().enumerate() {
@@ -94,8 +94,9 @@ impl<'a> Check<'a> {
                         self.add(transition.position, &path, message);
                     }
                     Some(counter) if counter.exceeded.is_none() && transition.exceeded.is_none() => {
-                        let message =
-                            format!("\"exceeded\" is missing: say which state follows when \"{name}\" is used up");
+                        let message = format!(
+                            "\"exceeded\" is missing: name the state to enter when \"{name}\" exceeds its maximum"
+                        );
                         self.add(transition.position, &path, message);
                     }
                     Some(_) => {}
@@ -108,11 +109,11 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn state(&mut self, index: StateIndex) {
+    fn check_state(&mut self, index: StateIndex) {
         let definition = self.definition;
         let state = &definition.states[index];
         let path = self.state_path(index);
-        let around: Vec<&State> = definition.ancestors(index).map(|index| &definition.states[index]).collect();
+        let ancestors: Vec<&State> = definition.ancestors(index).map(|index| &definition.states[index]).collect();
         if state.ends.is_some() {
             let does_something = !state.on.is_empty() || state.deadline.is_some() || state.approval.is_some();
             if does_something || state.poll.is_some() || !state.timers.is_empty() || state.initial.is_some() {
@@ -124,14 +125,14 @@ impl<'a> Check<'a> {
             return;
         }
         if state.initial.is_none() {
-            if around.iter().all(|state| state.targets().is_empty()) {
+            if ancestors.iter().all(|state| state.targets().is_empty()) {
                 self.add(
                     state.position,
                     &path,
                     "a task could never leave this state: add a transition or \"final: true\"",
                 );
             }
-            let is_limited = around.iter().any(|state| {
+            let is_limited = ancestors.iter().any(|state| {
                 let expires = state.approval.as_ref().is_some_and(|approval| approval.expires.is_some());
                 state.forever || state.deadline.is_some() || expires
             });
@@ -143,28 +144,28 @@ impl<'a> Check<'a> {
         }
         if let Some(poll) = &state.poll {
             let silence =
-                around.iter().find_map(|state| state.deadline.as_ref().and_then(|deadline| deadline.silence_ms));
+                ancestors.iter().find_map(|state| state.deadline.as_ref().and_then(|deadline| deadline.silence_ms));
             if silence.is_some_and(|silence| silence < 2 * poll.every_ms) {
                 let message = "\"silence\" must be at least twice \"poll.every\", or one lost answer ends the task";
                 self.add(poll.position, format!("{path}.poll"), message);
             }
         }
-        self.approval(index, &around);
+        self.check_approval(index, &ancestors);
     }
 
-    fn approval(&mut self, index: StateIndex, around: &[&State]) {
+    fn check_approval(&mut self, index: StateIndex, ancestors: &[&State]) {
         let state = &self.definition.states[index];
         let path = self.state_path(index);
         if let Some(approval) = &state.approval {
             for event in ["approval.granted", "approval.denied"] {
-                if around.iter().all(|state| state.transitions(event).is_empty()) {
+                if ancestors.iter().all(|state| state.transitions(event).is_empty()) {
                     self.add(approval.position, &path, format!("has an approval, but no transition for \"{event}\""));
                 }
             }
         }
         let decides = state.on.iter().flat_map(|(_, transitions)| transitions).find(|one| one.decision.is_some());
         if let Some(transition) = decides
-            && around.iter().all(|state| state.approval.is_none())
+            && ancestors.iter().all(|state| state.approval.is_none())
         {
             self.add(transition.position, &path, "\"approve\" decides about an approval, and this state has none");
         }
@@ -176,8 +177,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Every cycle has a counter, an approval or a deadline.
-    fn cycles(&mut self, gaps: &Gaps) {
+    /// Checks that every cycle has a counter, an approval or a deadline.
+    fn check_cycles(&mut self, gaps: &Gaps) {
         for states in cycles::unlimited(self.definition, &gaps.states) {
             let Some(first) = states.first() else { continue };
             let state = &self.definition.states[*first];
@@ -191,7 +192,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn expressions(&mut self) {
+    fn check_expressions(&mut self) {
         let definition = self.definition;
         let set = keys_set(definition);
         let input = definition.input.as_ref().map(|schema| &schema.source);
@@ -199,7 +200,7 @@ impl<'a> Check<'a> {
         for (name, event) in &definition.events {
             if let Some(progress) = &event.progress {
                 let scope = Scope { event: event.schema.as_ref().map(|schema| &schema.source), ..scope };
-                self.typed(progress, &scope, false, &format!("events.{name}.progress"));
+                self.check_types(progress, &scope, false, &format!("events.{name}.progress"));
             }
         }
         for (index, state) in definition.states.iter().enumerate() {
@@ -208,7 +209,7 @@ impl<'a> Check<'a> {
                 let schema = definition.events.get(event).and_then(|event| event.schema.as_ref());
                 let scope = Scope { event: schema.map(|schema| &schema.source), ..scope };
                 for transition in transitions {
-                    self.transition_types(transition, &scope, &format!("{path}.on.{event}"));
+                    self.check_transition_types(transition, &scope, &format!("{path}.on.{event}"));
                 }
             }
             let subject = state.approval.as_ref().map(|approval| &approval.subject);
@@ -216,21 +217,21 @@ impl<'a> Check<'a> {
             let polled = state.poll.as_ref().map(|poll| &poll.data);
             let actions = state.entry.iter().chain(&state.exit).flat_map(templates);
             for template in actions.chain(subject).chain(receivers).chain(polled) {
-                template.expressions(&mut |expression| self.typed(expression, &scope, false, &path));
+                template.for_each_expression(&mut |expression| self.check_types(expression, &scope, false, &path));
             }
         }
     }
 
-    fn transition_types(&mut self, transition: &'a Transition, scope: &Scope<'_>, path: &str) {
+    fn check_transition_types(&mut self, transition: &'a Transition, scope: &Scope<'_>, path: &str) {
         if let Some(guard) = &transition.guard {
-            self.typed(guard, scope, true, path);
+            self.check_types(guard, scope, true, path);
         }
         for template in transition.actions.iter().flat_map(templates) {
-            template.expressions(&mut |expression| self.typed(expression, scope, false, path));
+            template.for_each_expression(&mut |expression| self.check_types(expression, scope, false, path));
         }
     }
 
-    fn typed(&mut self, expression: &Expression, scope: &Scope<'_>, guard: bool, path: &str) {
+    fn check_types(&mut self, expression: &Expression, scope: &Scope<'_>, guard: bool, path: &str) {
         for error in expression.type_errors(scope, guard) {
             self.add(expression.position(), path, error);
         }

@@ -56,7 +56,7 @@ pub struct EventType {
     pub description: Option<String>,
     /// JSON Schema of the payload.
     pub schema: Option<Schema>,
-    /// Where no state handles it, the event only shows that the other side is alive.
+    /// If no state handles it, the event only shows that the sender is alive.
     pub heartbeat: bool,
     /// Value of the event that has to change to count as progress.
     pub progress: Option<Expression>,
@@ -72,7 +72,7 @@ pub enum Unexpected {
     Defer,
     /// Recorded, without effect.
     Ignore,
-    /// Refused: the sender gets an error.
+    /// Rejected: the sender gets an error.
     Reject,
 }
 
@@ -213,7 +213,7 @@ pub struct ApprovalRule {
     pub remind_ms: Vec<i64>,
     pub escalate: Option<Escalation>,
     pub expires: Option<Expiry>,
-    /// Receivers of webhooks about the approval: URLs, and expressions that give one or several.
+    /// Receivers of webhooks about the approval: URLs, and expressions that return one or several.
     pub webhooks: Vec<Template>,
 }
 

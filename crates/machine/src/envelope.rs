@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_no_envelope_is_refused_with_the_reason() {
+    fn a_message_that_is_not_an_envelope_is_rejected_with_the_reason() {
         let cases = [
             (json!(7), "the message is not a JSON object"),
             (json!({"payload": {}}), "metadata: is required"),
@@ -141,10 +141,10 @@ mod tests {
             (json!({"specversion": "1.0", "type": 1, "data": {}}), "type: must be a string"),
         ];
         for (message, reason) in cases {
-            let found = parse(&message).expect_err("refused");
+            let found = parse(&message).expect_err("rejected");
             assert!(found.contains(reason), "{message}: {found}");
         }
-        assert_eq!(Envelope::parse(b"\xff").expect_err("refused"), "the message is not UTF-8");
-        assert!(Envelope::parse(b"{").expect_err("refused").starts_with("the message is not JSON"));
+        assert_eq!(Envelope::parse(b"\xff").expect_err("rejected"), "the message is not UTF-8");
+        assert!(Envelope::parse(b"{").expect_err("rejected").starts_with("the message is not JSON"));
     }
 }

@@ -29,7 +29,7 @@ pub const VARIABLES: [&str; 5] = ["ctx", "event", "meta", "task", "now"];
 const MAX_BYTES: usize = 2_048;
 const MAX_DEPTH: usize = 64;
 const MAX_RECURSION: u16 = 64;
-const MAX_SIGNS: usize = 250;
+const MAX_OPERATORS: usize = 250;
 const MAX_COMPREHENSIONS: usize = 2;
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
@@ -113,18 +113,18 @@ fn is_same_in_cel(value: &Value) -> bool {
 }
 
 impl Expression {
-    /// Compiles an expression, or says what is wrong with it.
+    /// Compiles an expression, or returns what is wrong with it.
     pub fn compile(source: &str) -> Result<Expression, String> {
         if source.len() > MAX_BYTES {
             return Err(format!("an expression may have at most {MAX_BYTES} bytes, this one has {}", source.len()));
         }
         // The parser recurses, so the nesting is limited before it runs.
-        let (depth_of_brackets, signs) = nesting(source);
+        let (depth_of_brackets, operators) = nesting(source);
         if depth_of_brackets > MAX_DEPTH {
             return Err(format!("an expression may be nested at most {MAX_DEPTH} deep"));
         }
-        if signs > MAX_SIGNS {
-            return Err(format!("an expression may have at most {MAX_SIGNS} operators, this one has {signs}"));
+        if operators > MAX_OPERATORS {
+            return Err(format!("an expression may have at most {MAX_OPERATORS} operators, this one has {operators}"));
         }
         let syntax = parse(source).map_err(|first| format!("\"{source}\" is not a valid expression: {first}"))?;
         let expression = Expression::of(source, syntax);
@@ -155,7 +155,7 @@ impl Expression {
         Expression { source: source.to_owned(), syntax, position: Position::default(), uses, has_fingerprint, path }
     }
 
-    /// Notes where the expression was written.
+    /// Sets the position of the expression in its text.
     pub(crate) fn at(self, position: Position) -> Expression {
         Expression { position, ..self }
     }
@@ -237,12 +237,12 @@ impl Template {
     }
 
     /// Calls `visit` with every expression.
-    pub fn expressions<'a>(&'a self, visit: &mut impl FnMut(&'a Expression)) {
+    pub fn for_each_expression<'a>(&'a self, visit: &mut impl FnMut(&'a Expression)) {
         match self {
             Template::Constant(_) => {}
             Template::Expression(expression) => visit(expression),
-            Template::List(items) => items.iter().for_each(|item| item.expressions(visit)),
-            Template::Map(entries) => entries.iter().for_each(|(_, value)| value.expressions(visit)),
+            Template::List(items) => items.iter().for_each(|item| item.for_each_expression(visit)),
+            Template::Map(entries) => entries.iter().for_each(|(_, value)| value.for_each_expression(visit)),
         }
     }
 }
@@ -282,15 +282,17 @@ fn fingerprint(text: &str) -> String {
 /// Parses an expression, or returns the first error.
 ///
 /// `Env::compile` would use the parser that ANTLR generates, which needs 170 KiB of stack for each pair of brackets in a debug
-/// build, and megabytes of the program.
+/// build and adds megabytes to the binary.
 fn parse(source: &str) -> Result<IdedExpr, String> {
     let parser = PrattParser::new().max_recursion_depth(MAX_RECURSION);
     parser.parse(source).map_err(|errors| errors.errors.first().map(|error| error.msg.clone()).unwrap_or_default())
 }
 
-/// Returns an upper bound of the nesting: brackets, and signs that nest without them, as in `a.b.c` and `1 + 2 + 3`.
+/// Returns upper bounds of the nesting: the depth of brackets, and the number of operators, which nest without brackets
+/// in
+/// `a.b.c` and `1 + 2 + 3`.
 fn nesting(source: &str) -> (usize, usize) {
-    let (mut depth, mut deepest, mut signs) = (0_usize, 0, 0);
+    let (mut depth, mut deepest, mut operators) = (0_usize, 0, 0);
     let mut quote = None;
     let mut bytes = source.bytes();
     while let Some(byte) = bytes.next() {
@@ -302,14 +304,14 @@ fn nesting(source: &str) -> (usize, usize) {
             (None, b'(' | b'[' | b'{') => depth += 1,
             (None, b')' | b']' | b'}') => depth = depth.saturating_sub(1),
             (None, b'.' | b'+' | b'-' | b'*' | b'/' | b'%' | b'!' | b'?' | b'<' | b'>' | b'=' | b'&' | b'|') => {
-                signs += 1
+                operators += 1
             }
             _ => {}
         }
-        signs += usize::from(quote.is_none() && byte == b'[');
+        operators += usize::from(quote.is_none() && byte == b'[');
         deepest = deepest.max(depth);
     }
-    (deepest, signs)
+    (deepest, operators)
 }
 
 /// Returns how deep the parts of an expression are nested.
@@ -431,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_expressions_are_refused_when_they_are_compiled() {
+    fn invalid_expressions_are_rejected_when_they_are_compiled() {
         let long = format!("'{}'", "x".repeat(3_000));
         let deep = format!("{}1{}", "(".repeat(500), ")".repeat(500));
         let nested = "ctx.a.map(x, x.map(y, y.map(z, z)))";

@@ -51,11 +51,11 @@ pub(crate) fn options_schema() -> Value {
 
 /// Returns what is wrong with the type and the options of a job, before any payload is known.
 pub(crate) fn check(job_type: &str, options: &Map<String, Value>) -> Vec<FieldError> {
-    let refused = NOT_OPTIONS.iter().filter(|name| options.contains_key(**name));
-    let refused: Vec<FieldError> =
-        refused.map(|name| FieldError::new(*name, "cannot be an option of a job in a machine")).collect();
-    if !refused.is_empty() {
-        return refused;
+    let forbidden = NOT_OPTIONS.iter().filter(|name| options.contains_key(**name));
+    let forbidden: Vec<FieldError> =
+        forbidden.map(|name| FieldError::new(*name, "cannot be an option of a job in a machine")).collect();
+    if !forbidden.is_empty() {
+        return forbidden;
     }
     let mut body = options.clone();
     body.insert("type".into(), json!(job_type));

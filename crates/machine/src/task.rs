@@ -255,7 +255,7 @@ pub enum Outcome {
     Ignored,
     /// It belongs to an earlier stay in a state.
     Stale,
-    /// Refused in this state: it changed nothing.
+    /// Not allowed in this state: it changed nothing.
     Rejected,
     /// The sender may not do this: it changed nothing.
     Forbidden,

@@ -1,4 +1,4 @@
-//! Checks the types of expressions as far as the schemas of a definition tell them.
+//! Checks the types of expressions as far as the schemas of a definition describe them.
 
 use cel::{
     IdedExpr,
@@ -156,7 +156,7 @@ fn infer_call<'a>(function: &str, arguments: &[Kind<'a>], errors: &mut Vec<Strin
         "string" | "fingerprint" => Kind::Text,
         name if name.starts_with(['_', '@']) || FUNCTIONS.contains(&name) => Kind::Any,
         name => {
-            errors.push(format!("there is no function \"{name}\"; there are {}", FUNCTIONS.join(", ")));
+            errors.push(format!("there is no function \"{name}\"; the functions are {}", FUNCTIONS.join(", ")));
             Kind::Any
         }
     }
@@ -167,7 +167,7 @@ fn infer_pair<'a>(function: &str, arguments: &[Kind<'a>], errors: &mut Vec<Strin
     let operator = function.trim_matches('_');
     let [left, right] = arguments else { return Kind::Any };
     if !left.may_equal(*right) {
-        errors.push(format!("{operator} compares or joins {} and {}", left.name(), right.name()));
+        errors.push(format!("{operator} cannot be used with {} and {}", left.name(), right.name()));
     }
     match operator {
         "+" if *left == Kind::Any => *right,
@@ -184,7 +184,7 @@ fn ctx_field<'a>(name: &str, scope: &Scope<'a>) -> Result<Kind<'a>, String> {
         .map_err(|_| format!("the data has no \"{name}\": neither \"input\" declares it nor does an action set it"))
 }
 
-/// Returns the kind of a field, or says that a schema forbids it.
+/// Returns the kind of a field, or an error if a schema forbids it.
 fn field<'a>(map: Kind<'a>, name: &str) -> Result<Kind<'a>, String> {
     let schema = match map {
         Kind::Map(Some(schema)) => schema,
@@ -246,7 +246,7 @@ mod tests {
             ("event.log.n == 1", "text has no field"),
             ("ctx.unknown", "the data has no \"unknown\""),
             ("event.log && true", "&& cannot be used with text"),
-            ("event.log == 3", "== compares or joins text and a number"),
+            ("event.log == 3", "== cannot be used with text and a number"),
             ("event.log", "must be true or false, this is text"),
             ("missing(event.log)", "no function \"missing\""),
             ("event.ok - 1 > 0", "- cannot be used with true or false"),

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::{
     ClaimResult, Lane, LaneId, Limited,
     claim_limits::{ClaimLimit, ClaimLimits},
-    fair_share::{Candidate, share_out},
+    fair_share::{Candidate, select_fairly},
 };
 
 /// Longest time for which a key queue stays closed because of its rate. The limit may have changed while it was closed.
@@ -244,7 +244,7 @@ impl<'a> Admission<'a> {
         let mut chosen = Vec::new();
         let mut limited_lanes = BTreeSet::new();
         self.key_queues.values_mut().for_each(|seen| seen.taken = 0);
-        for candidate in share_out(candidates, count, self.first_queue) {
+        for candidate in select_fairly(candidates, count, self.first_queue) {
             if chosen.len() == self.limit {
                 break;
             }
@@ -491,8 +491,8 @@ pub fn max_key_concurrency(rules: &Rules) -> usize {
 
 /// Returns the maximum number of key queues that one claim reads per lane.
 pub fn key_queues_per_lane(limit: usize, lanes: usize) -> usize {
-    let most = (256 / lanes.max(1)).max(16);
-    limit.saturating_mul(2).clamp(16, most)
+    let max = (256 / lanes.max(1)).max(16);
+    limit.saturating_mul(2).clamp(16, max)
 }
 
 /// Returns the lanes of a claim, each once.

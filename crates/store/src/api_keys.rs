@@ -38,7 +38,7 @@ pub trait ApiKeyStore: Send + Sync + 'static {
     /// Revokes a key permanently, with its entry in the audit log. Revoking it again changes nothing.
     async fn api_key_revoke(&self, id: ApiKeyId, by: &str, now: Timestamp) -> Result<Option<ApiKey>>;
 
-    /// Records when keys were last used, many together. An earlier time than the stored one changes nothing.
+    /// Records when keys were last used, in one batch. A time before the stored one changes nothing.
     async fn api_keys_used(&self, used: Vec<(ApiKeyId, Timestamp)>) -> Result<()>;
 }
 

@@ -9,7 +9,8 @@ use crate::{
     webhooks::{NewWebhook, host_of},
 };
 
-/// Largest subject in a body, in bytes of JSON. A larger one is named by its hash only; `GET /tasks/ID` has it.
+/// Largest subject in a body, in bytes of JSON. A larger one is identified by its hash only; `GET /tasks/ID` returns
+/// it.
 const MAX_SUBJECT_BYTES: usize = 16 << 10;
 
 /// Returns a webhook for each receiver of an approval.

@@ -25,12 +25,12 @@ pub struct JobRow {
     pub progress: Option<String>,
 }
 
-/// Where a job is: its state, with the columns of its row.
+/// Location of a job: its state, with the columns of its row.
 pub enum Location {
     Ready {
         ready_at: Timestamp,
         retry_count: u32,
-        /// Since when it waits, and for which limit. Only read for a single job.
+        /// When it began to wait for a limit, and for which one. Only read for a single job.
         limited: Option<(Timestamp, String)>,
     },
     Waiting {
@@ -50,7 +50,7 @@ pub enum Location {
     },
     Running(RunningRow),
     Finished(FinishedRow),
-    /// Only the job row exists: a read without a snapshot met it between two tables.
+    /// Only the job row exists: a read without a snapshot found it while it moved between two tables.
     Between,
 }
 
@@ -147,7 +147,7 @@ pub fn parse_options(text: Option<&str>) -> Result<JobOptions> {
     }
 }
 
-/// Everything that the view of a job is made of.
+/// Everything that is needed to build the view of a job.
 pub struct JobParts {
     pub row: JobRow,
     pub location: Location,
@@ -180,7 +180,7 @@ pub fn listed_view(row: JobRow, location: Location, details: Details, workers: &
     let mut view = queued_view(row, steps, attempts.last())?;
     view.attempt = attempt;
     locate(&mut view, &mut log, location, workers)?;
-    in_order(&mut log, &attempts);
+    sort_log(&mut log, &attempts);
     add_values(&mut log, &view, &attempts, workers);
     if view.status.is_terminal() {
         view.queued_at = log.iter().rev().find(|entry| entry.event == LogEvent::Queued).map(|entry| entry.timestamp);
@@ -366,9 +366,9 @@ fn worker_name(id: Uuid, workers: &JobWorkers) -> String {
 
 /// Sorts entries by time; within one millisecond by run, and within a run by the order of a job's life.
 ///
-/// Servers have different clocks, and a clock can be set back. So the entries of a run are neither before the end of the run before it,
-/// nor is its start after its end.
-fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
+/// Servers have different clocks, and a clock can be set back. So the entries of a run are moved after the end of the
+/// previous run, and its start is moved before its end.
+fn sort_log(log: &mut [LogEntry], attempts: &[FinishedRow]) {
     let created = log.iter().find(|entry| entry.event == LogEvent::Created);
     let created_at = created.map_or(Timestamp::from_ms(0), |entry| entry.timestamp);
     let mut latest = created_at;
@@ -379,21 +379,21 @@ fn in_order(log: &mut [LogEntry], attempts: &[FinishedRow]) {
             latest
         })
         .collect();
-    let turn = |entry: &LogEntry| match entry.run {
+    let attempt_index = |entry: &LogEntry| match entry.run {
         Some(run) => attempts.iter().position(|attempt| attempt.run == run).unwrap_or(attempts.len()),
         None => ends.iter().filter(|end| **end <= entry.timestamp).count(),
     };
     for entry in log.iter_mut().filter(|entry| entry.run.is_some()) {
-        let turn = turn(entry);
+        let attempt_index = attempt_index(entry);
         // A job that was returned also keeps its old ready time, but was queued again only when it was returned.
-        let earliest = turn.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(created_at);
+        let earliest = attempt_index.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(created_at);
         entry.timestamp = entry.timestamp.max(earliest);
         let is_start = matches!(entry.event, LogEvent::Scheduled | LogEvent::Assigned | LogEvent::Started);
-        if let Some(end) = ends.get(turn).filter(|_| is_start) {
+        if let Some(end) = ends.get(attempt_index).filter(|_| is_start) {
             entry.timestamp = entry.timestamp.min(*end);
         }
     }
-    log.sort_by_cached_key(|entry| (entry.timestamp, turn(entry), rank(&entry.event)));
+    log.sort_by_cached_key(|entry| (entry.timestamp, attempt_index(entry), rank(&entry.event)));
     for entry in log.iter_mut().filter(|entry| entry.event == LogEvent::Queued) {
         entry.run = None;
     }

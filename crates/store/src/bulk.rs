@@ -17,7 +17,8 @@ use crate::{AuditEntry, Filter, Result, StoreError, TaskAnswer, TaskFilter, Task
 /// Bulk actions.
 #[async_trait]
 pub trait BulkStore: Send + Sync + 'static {
-    /// Stores a bulk action whose first step is due at `due_at`, with its entry in the audit log unless it is finished at once.
+    /// Stores a bulk action whose first step is due at `due_at`, with its entry in the audit log unless it finishes
+    /// immediately.
     async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()>;
 
     /// Returns the bulk action that is due first, even if that is later than now.
@@ -219,7 +220,7 @@ pub struct Bulk {
     pub last: Option<Uuid>,
     pub matched: u64,
     pub done: u64,
-    /// Jobs and tasks that changed before they were processed, or refused the action.
+    /// Jobs and tasks that changed before they were processed, or whose state does not allow the action.
     pub skipped: u64,
     /// When the next step is due.
     pub due_at: Option<Timestamp>,
@@ -240,25 +241,25 @@ pub struct BulkStep {
 
 pub const CANCEL_REASON: &str = "cancelled by request";
 
-/// Outcome of one step.
+/// How many jobs or tasks one step has processed and skipped.
 #[derive(Default)]
-pub struct Acted {
+pub struct BulkStepCounts {
     pub done: i64,
     pub skipped: i64,
 }
 
-impl Acted {
+impl BulkStepCounts {
     /// Counts the answers of tasks.
-    pub fn of(answers: Vec<Option<TaskAnswer>>) -> Acted {
+    pub fn of(answers: Vec<Option<TaskAnswer>>) -> BulkStepCounts {
         let is_done = |answer: &Option<TaskAnswer>| {
             answer.as_ref().is_some_and(|answer| matches!(answer.outcome, Outcome::Applied | Outcome::Deferred))
         };
         let done = answers.iter().filter(|answer| is_done(answer)).count() as i64;
-        Acted { done, skipped: answers.len() as i64 - done }
+        BulkStepCounts { done, skipped: answers.len() as i64 - done }
     }
 
     /// Counts one job. An error that does not concern this job alone ends the step.
-    pub fn count(&mut self, result: Result<()>) -> Result<()> {
+    pub fn add(&mut self, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => self.done += 1,
             Err(StoreError::NotFound(_) | StoreError::InvalidTransition { .. } | StoreError::Conflict { .. }) => {

@@ -56,7 +56,7 @@ impl ClaimLimit {
 
     /// Returns how many more jobs may be in flight.
     pub fn free_concurrency(&self) -> usize {
-        self.limit.concurrency.map_or(usize::MAX, |most| (most as usize).saturating_sub(self.in_flight + self.taken))
+        self.limit.concurrency.map_or(usize::MAX, |max| (max as usize).saturating_sub(self.in_flight + self.taken))
     }
 
     pub fn tokens(&self) -> usize {
@@ -107,12 +107,12 @@ impl ClaimLimit {
 
 /// Describes a limit: `queue mail: 2 of 2 running`, `type x: rate of 10 starts per 1 s`.
 pub fn limit_text(scope: &Scope, limit: &Limit, running: usize, bucket: Option<Bucket>) -> String {
-    let full = limit.concurrency.filter(|most| running >= *most as usize);
+    let full = limit.concurrency.filter(|max| running >= *max as usize);
     match (full, limit.concurrency, limit.rate) {
         (None, _, Some(rate)) if bucket.is_none_or(|bucket| bucket.available() == 0) => {
             format!("{scope}: rate of {rate}")
         }
-        (_, Some(most), _) => format!("{scope}: {running} of {most} running"),
+        (_, Some(max), _) => format!("{scope}: {running} of {max} running"),
         (_, None, Some(rate)) => format!("{scope}: rate of {rate}"),
         (_, None, None) => format!("{scope}: no limit"),
     }

@@ -38,12 +38,12 @@ pub struct ClaimRequest {
     /// How many jobs can start immediately. The request prefetches the others; under a limit it may prefetch only some, so
     /// that other workers also get jobs.
     pub idle_slots: usize,
-    /// The jobs of lanes without keys that may be claimed, in this order. `None`: the first of each lane. Jobs of lanes with keys are
-    /// always chosen by the store, which alone knows what is in flight for each key.
+    /// The jobs of lanes without keys that may be claimed, in this order. `None`: the first of each lane. The store
+    /// always chooses the jobs of lanes with keys, because only the store knows what is in flight for each key.
     pub candidates: Option<Vec<ClaimCandidate>>,
 }
 
-/// A job that another queue has chosen. It is claimed only if it is ready in this lane since this time.
+/// A job that the external queue has chosen. It is claimed only if it became ready in this lane at this time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ClaimCandidate {
     pub lane: LaneId,
@@ -128,7 +128,7 @@ pub struct RunUpdate {
 }
 
 impl RunUpdate {
-    /// Returns the trace of a report that came too late or from the wrong worker.
+    /// Creates the log entry for a report that came too late or from the wrong worker.
     pub fn stale(id: JobId, run: Run, text: String, at: Timestamp) -> RunUpdate {
         RunUpdate {
             id,
@@ -203,7 +203,7 @@ pub struct RunEnd {
     pub may_have_other_rows: bool,
     /// Whether all other jobs of the claim have ended, so that the claim can be deleted.
     pub closes_claim: bool,
-    /// Whether the guardian decided it, and not the worker.
+    /// Whether the guardian ended the run, not the worker.
     pub by_guardian: bool,
     /// Not stored; measured once the end is stored.
     pub timing: RunTiming,
@@ -221,7 +221,7 @@ pub struct RunTiming {
     pub trace: Option<RunTrace>,
 }
 
-/// Id under which other systems know a run.
+/// Id that identifies a run in other systems.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RunTrace {
     Trace(String),

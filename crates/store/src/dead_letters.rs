@@ -10,10 +10,10 @@ use crate::Result;
 /// Dead letters: retries, deletes, searches and counts failed jobs.
 #[async_trait]
 pub trait DeadLetterStore: Send + Sync + 'static {
-    /// Retries a failed job. A job in another state is left alone.
+    /// Retries a failed job. A job in another state is not changed.
     async fn dead_letter_retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
 
-    /// Deletes a failed job. A job in another state is left alone.
+    /// Deletes a failed job. A job in another state is not changed.
     async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
 
     /// Returns reasons and age of the dead letters. The counters have their number.

@@ -1,4 +1,4 @@
-//! How much of a graph one transaction processes when a parent ends.
+//! Bounds how much of a graph one transaction processes when a parent ends.
 //!
 //! Cancelling or completing a job can move thousands of dependents. One transaction moves a slice of them, so that other writers need
 //! not wait for the whole graph; it stores the parents of the rest in the table `unreleased`, from where the promoter continues, also

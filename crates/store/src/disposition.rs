@@ -13,7 +13,7 @@ pub enum ReleaseReason<'a> {
     Lost { text: &'a str, worker: WorkerId, was_starting: bool, delay_ms: i64 },
 }
 
-/// Where the job goes.
+/// What happens to a job of a released claim.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Disposition<'a> {
     Cancelled { cause: &'a str },
@@ -26,8 +26,9 @@ const DIED: &str = "the server that ran it died";
 const DIED_BEFORE: &str = "its server died before a start was recorded";
 
 impl<'a> ReleaseReason<'a> {
-    /// Returns where a job goes. `cancel`: the reason of a cancel request; such a job does not go back to a queue.
-    pub fn disposition(self, cancel: Option<&'a str>, started: bool, tries_left: bool) -> Disposition<'a> {
+    /// Returns what happens to a job. `cancel`: the reason of a cancel request; such a job does not return to its
+    /// queue.
+    pub fn disposition(self, cancel: Option<&'a str>, started: bool, has_attempts_left: bool) -> Disposition<'a> {
         if let Some(cause) = cancel {
             return Disposition::Cancelled { cause };
         }
@@ -39,7 +40,7 @@ impl<'a> ReleaseReason<'a> {
             ReleaseReason::Died { delay_ms } => (DIED, delay_ms),
             ReleaseReason::Lost { text, delay_ms, .. } => (text, delay_ms),
         };
-        if tries_left { Disposition::Retry { error, delay_ms } } else { Disposition::Failed { error } }
+        if has_attempts_left { Disposition::Retry { error, delay_ms } } else { Disposition::Failed { error } }
     }
 
     /// Returns whether the next start must be recorded first, because it is unknown whether the job had started.
@@ -47,12 +48,12 @@ impl<'a> ReleaseReason<'a> {
         matches!(self, ReleaseReason::Died { .. })
     }
 
-    /// Returns whether the guardian releases the claim, and not its owner.
+    /// Returns whether the guardian releases the claim, not its owner.
     pub fn is_by_guardian(self) -> bool {
         matches!(self, ReleaseReason::Died { .. } | ReleaseReason::Lost { .. })
     }
 
-    /// Returns what the claim was for its jobs: a process that never connected was never assigned a job.
+    /// Returns the log event of the claim: `scheduled` if the worker's process never connected, otherwise `assigned`.
     pub fn claimed_as(self) -> LogEvent {
         match self {
             ReleaseReason::Left { was_starting: true, .. } | ReleaseReason::Lost { was_starting: true, .. } => {
@@ -82,7 +83,7 @@ mod tests {
         let died = ReleaseReason::Died { delay_ms: 5 };
         let lost = ReleaseReason::Lost { text: "gone", worker: WorkerId::new(), was_starting: true, delay_ms: 7 };
         let back = |event, text| Disposition::Ready { event, text };
-        for (why, started, tries_left, disposition) in [
+        for (why, started, has_attempts_left, disposition) in [
             (left, true, false, back(LogEvent::Released, "it stopped")),
             (died, false, false, back(LogEvent::Recovered, DIED_BEFORE)),
             (died, true, true, Disposition::Retry { error: DIED, delay_ms: 5 }),
@@ -90,8 +91,8 @@ mod tests {
             (lost, false, true, Disposition::Retry { error: "gone", delay_ms: 7 }),
             (lost, false, false, Disposition::Failed { error: "gone" }),
         ] {
-            assert_eq!(why.disposition(None, started, tries_left), disposition, "{why:?}");
-            assert_eq!(why.disposition(Some("no"), started, tries_left), Disposition::Cancelled { cause: "no" });
+            assert_eq!(why.disposition(None, started, has_attempts_left), disposition, "{why:?}");
+            assert_eq!(why.disposition(Some("no"), started, has_attempts_left), Disposition::Cancelled { cause: "no" });
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `doctor/checks.rs` has the invariants as SQL that both databases understand, `doctor/collector.rs` those that need code for
 //! each row, `doctor/tasks.rs` those of tasks, and `doctor/fixes.rs` the repairs. `doctor/queue.rs` reads what is compared with
-//! a queue outside the database. Each engine runs them on one snapshot, while servers work on the database, and
+//! an external queue. Each engine runs them on one snapshot, while servers work on the database, and
 //! adds checks of its own. Only the violations are kept in memory.
 
 mod checks;

@@ -27,7 +27,7 @@ pub struct Candidate<T> {
 ///
 /// `first_queue` chooses the queue that is served first. The caller changes it with each claim, so that every queue gets its
 /// share even if there are fewer slots than queues.
-pub fn share_out<T>(candidates: Vec<Candidate<T>>, limit: usize, first_queue: usize) -> Vec<Candidate<T>> {
+pub fn select_fairly<T>(candidates: Vec<Candidate<T>>, limit: usize, first_queue: usize) -> Vec<Candidate<T>> {
     let mut queues: BTreeMap<String, Vec<Candidate<T>>> = BTreeMap::new();
     for candidate in candidates {
         queues.entry(candidate.queue.clone()).or_default().push(candidate);
@@ -114,7 +114,7 @@ mod tests {
             candidate("a", ClaimOrder::Aging, Priority::Normal, 0),
         ];
         let ids: Vec<_> = all.iter().map(|c| c.id).collect();
-        let chosen: Vec<_> = share_out(all, 4, 0).into_iter().map(|c| c.id).collect();
+        let chosen: Vec<_> = select_fairly(all, 4, 0).into_iter().map(|c| c.id).collect();
         assert_eq!(chosen, [ids[2], ids[1], ids[3], ids[0]]);
     }
 
@@ -124,7 +124,7 @@ mod tests {
             candidate("a", ClaimOrder::Strict, Priority::Low, 0),
             candidate("a", ClaimOrder::Strict, Priority::High, 9_000_000_000),
         ];
-        assert_eq!(share_out(all, 1, 0)[0].priority, Priority::High);
+        assert_eq!(select_fairly(all, 1, 0)[0].priority, Priority::High);
     }
 
     #[test]
@@ -133,9 +133,9 @@ mod tests {
             .map(|n| candidate("long", ClaimOrder::Aging, Priority::Normal, n))
             .chain([candidate("short", ClaimOrder::Aging, Priority::Normal, 99)])
             .collect();
-        let queues: Vec<_> = share_out(all.clone(), 4, 0).into_iter().map(|c| c.queue).collect();
+        let queues: Vec<_> = select_fairly(all.clone(), 4, 0).into_iter().map(|c| c.queue).collect();
         assert_eq!(queues, ["long", "short", "long", "long"]);
-        let queues: Vec<_> = share_out(all, 1, 1).into_iter().map(|c| c.queue).collect();
+        let queues: Vec<_> = select_fairly(all, 1, 1).into_iter().map(|c| c.queue).collect();
         assert_eq!(queues, ["short"], "another queue goes first");
     }
 
@@ -150,7 +150,7 @@ mod tests {
             .map(|n| of_key(Some(1), 0, n))
             .chain([of_key(Some(2), 0, 500), of_key(Some(2), 0, 501), of_key(None, 0, 600), of_key(None, 0, 601)])
             .collect();
-        let keys: Vec<_> = share_out(all, 8, 0).into_iter().map(|c| c.key).collect();
+        let keys: Vec<_> = select_fairly(all, 8, 0).into_iter().map(|c| c.key).collect();
         let (one, two) = (Some(1), Some(2));
         assert_eq!(keys, [one, two, None, one, two, None, one, one]);
     }
@@ -158,11 +158,11 @@ mod tests {
     #[test]
     fn in_a_fair_queue_the_key_served_longest_ago_goes_first() {
         let all = vec![of_key(Some(1), 90, 0), of_key(Some(2), 50, 10), of_key(Some(3), 70, 5)];
-        let keys: Vec<_> = share_out(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
+        let keys: Vec<_> = select_fairly(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
         assert_eq!(keys, [2, 3, 1]);
         // Its key queue in another lane was not served, but the key was.
         let all = vec![of_key(Some(1), 90, 0), of_key(Some(1), 1, 2), of_key(Some(2), 50, 10)];
-        let keys: Vec<_> = share_out(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
+        let keys: Vec<_> = select_fairly(all, 3, 0).into_iter().filter_map(|c| c.key).collect();
         assert_eq!(keys, [2, 1, 1]);
     }
 }

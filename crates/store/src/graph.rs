@@ -1,15 +1,15 @@
-//! Decides which jobs around a job are read, and what is said about the others.
+//! Decides which jobs around a job are read, and counts the others.
 //!
-//! A job may have thousands of dependents, and each of these again. So a walk takes near jobs first and stops at its limit. Each
-//! direction may use half of it, and what the other leaves.
+//! A job may have thousands of dependents, and each of these again. So a walk selects near jobs first and stops at its
+//! limit. Each direction may use half of the limit, and what the other direction leaves.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use faena_domain::{GraphJob, JobGraph, JobId, JobState};
 
-/// Dependents of the job itself, and of each other job, that are counted.
-const MOST_COUNTED: usize = 10_000;
-const MOST_COUNTED_AROUND: usize = 1_000;
+/// Maximum number of dependents that are counted: of the job itself, and of each other job.
+const MAX_COUNTED: usize = 10_000;
+const MAX_COUNTED_AROUND: usize = 1_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
@@ -21,7 +21,7 @@ pub enum Direction {
 
 /// What a walk has to read next: up to `limit` neighbours of each of these jobs.
 #[derive(PartialEq, Eq, Debug)]
-pub struct Question {
+pub struct NeighbourQuery {
     pub direction: Direction,
     pub jobs: Vec<JobId>,
     pub limit: usize,
@@ -30,7 +30,7 @@ pub struct Question {
 /// One direction of a walk.
 #[derive(Default)]
 struct Side {
-    /// Neighbours that were found and not taken yet, near ones first.
+    /// Neighbours that were found and not selected yet, near ones first.
     found: VecDeque<(JobId, i32)>,
     /// Jobs whose neighbours were not read yet.
     open: Vec<JobId>,
@@ -39,8 +39,8 @@ struct Side {
 /// A walk through the graph around a job.
 pub struct Walk {
     limit: usize,
-    /// The jobs that were taken, in this order, and their distances.
-    taken: Vec<JobId>,
+    /// The selected jobs, in this order, and their distances.
+    selected: Vec<JobId>,
     depths: HashMap<JobId, i32>,
     seen: HashSet<JobId>,
     sides: [Side; 2],
@@ -55,7 +55,7 @@ impl Walk {
         let side = || Side { found: VecDeque::new(), open: vec![job] };
         Walk {
             limit: limit.max(1),
-            taken: vec![job],
+            selected: vec![job],
             depths: HashMap::from([(job, 0)]),
             seen: HashSet::from([job]),
             sides: [side(), side()],
@@ -64,28 +64,28 @@ impl Walk {
     }
 
     /// Returns what to read next. `None`: the walk has ended.
-    pub fn next(&mut self) -> Option<Question> {
+    pub fn next(&mut self) -> Option<NeighbourQuery> {
         while let Some(direction) = PHASES.get(self.phase).copied() {
-            let most = if self.phase == 0 { self.limit.div_ceil(2) } else { self.limit };
+            let max = if self.phase == 0 { self.limit.div_ceil(2) } else { self.limit };
             let side = &mut self.sides[direction as usize];
-            while self.taken.len() < most
+            while self.selected.len() < max
                 && let Some((job, depth)) = side.found.pop_front()
             {
-                self.taken.push(job);
+                self.selected.push(job);
                 self.depths.insert(job, depth);
                 side.open.push(job);
             }
-            if self.taken.len() < most && !side.open.is_empty() {
+            if self.selected.len() < max && !side.open.is_empty() {
                 let jobs = std::mem::take(&mut side.open);
-                return Some(Question { direction, jobs, limit: self.limit });
+                return Some(NeighbourQuery { direction, jobs, limit: self.limit });
             }
             self.phase += 1;
         }
         None
     }
 
-    /// Takes over what was read: pairs of a job and its neighbour, in the direction of the question.
-    pub fn answer(&mut self, direction: Direction, links: impl IntoIterator<Item = (JobId, JobId)>) {
+    /// Adds what was read: pairs of a job and its neighbour, in the direction of the query.
+    pub fn add_neighbours(&mut self, direction: Direction, links: impl IntoIterator<Item = (JobId, JobId)>) {
         let step = if direction == Direction::Parents { -1 } else { 1 };
         for (from, to) in links {
             if self.seen.insert(to) {
@@ -96,23 +96,23 @@ impl Walk {
     }
 
     pub fn jobs(&self) -> &[JobId] {
-        &self.taken
+        &self.selected
     }
 
-    /// Returns how many dependents of a job to count at most. A result above `most_counted` means that there are more.
+    /// Returns how many dependents of a job to count at most. A result above `max_counted` means that there are more.
     pub fn count_limit(&self, job: JobId) -> usize {
-        self.most_counted(job) + 1
+        self.max_counted(job) + 1
     }
 
-    fn most_counted(&self, job: JobId) -> usize {
-        if job == self.taken[0] { MOST_COUNTED } else { MOST_COUNTED_AROUND }
+    fn max_counted(&self, job: JobId) -> usize {
+        if job == self.selected[0] { MAX_COUNTED } else { MAX_COUNTED_AROUND }
     }
 
-    /// Returns the graph of the jobs that were taken. A job without facts was deleted.
+    /// Returns the graph of the selected jobs. A job without facts was deleted.
     pub fn graph(self, mut facts: HashMap<JobId, JobFacts>, children: &HashMap<JobId, usize>) -> JobGraph {
         let mut shown_children: HashMap<JobId, usize> = HashMap::new();
-        let mut jobs = Vec::with_capacity(self.taken.len());
-        for id in &self.taken {
+        let mut jobs = Vec::with_capacity(self.selected.len());
+        for id in &self.selected {
             let depth = self.depths[id];
             let Some(facts) = facts.remove(id) else {
                 jobs.push(deleted(*id, depth));
@@ -136,13 +136,13 @@ impl Walk {
         }
         let mut is_exact = true;
         for job in &mut jobs {
-            let (counted, most) = (children.get(&job.id).copied().unwrap_or(0), self.most_counted(job.id));
-            is_exact &= counted <= most;
+            let (counted, max) = (children.get(&job.id).copied().unwrap_or(0), self.max_counted(job.id));
+            is_exact &= counted <= max;
             let shown = shown_children.get(&job.id).copied().unwrap_or(0);
-            job.hidden_children = counted.min(most).saturating_sub(shown) as u64;
+            job.hidden_children = counted.min(max).saturating_sub(shown) as u64;
         }
         let hidden = jobs.iter().map(|job| job.hidden_parents + job.hidden_children).sum();
-        JobGraph { job_id: self.taken[0], jobs, hidden, hidden_is_exact: is_exact }
+        JobGraph { job_id: self.selected[0], jobs, hidden, hidden_is_exact: is_exact }
     }
 }
 
@@ -177,22 +177,22 @@ mod tests {
         (0..n).map(|_| JobId::new()).collect()
     }
 
-    /// Walks through a graph in memory. Returns the jobs that were taken.
+    /// Walks through a graph in memory. Returns the selected jobs.
     fn walk(edges: &[(JobId, JobId)], from: JobId, limit: usize) -> Vec<JobId> {
         let mut walk = Walk::new(from, limit);
-        while let Some(question) = walk.next() {
+        while let Some(query) = walk.next() {
             let mut links = Vec::new();
-            for job in &question.jobs {
-                let near = edges.iter().filter_map(|(parent, child)| match question.direction {
+            for job in &query.jobs {
+                let near = edges.iter().filter_map(|(parent, child)| match query.direction {
                     Direction::Parents => (child == job).then_some((*job, *parent)),
                     Direction::Children => (parent == job).then_some((*job, *child)),
                 });
-                links.extend(near.take(question.limit));
+                links.extend(near.take(query.limit));
             }
-            walk.answer(question.direction, links);
+            walk.add_neighbours(query.direction, links);
         }
         assert!(walk.jobs().len() <= limit.max(1));
-        walk.taken
+        walk.selected
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_can_be_reached_in_several_ways_is_taken_once() {
+    fn a_job_that_can_be_reached_in_several_ways_is_selected_once() {
         let all = ids(4);
         let edges = [(all[0], all[1]), (all[0], all[2]), (all[1], all[3]), (all[2], all[3]), (all[0], all[3])];
         assert_eq!(walk(&edges, all[0], 60).len(), 4);
@@ -222,9 +222,9 @@ mod tests {
     fn what_is_not_shown_is_counted() {
         let all = ids(3);
         let mut walk = Walk::new(all[0], 2);
-        while let Some(question) = walk.next() {
-            if question.direction == Direction::Children {
-                walk.answer(Direction::Children, [(all[0], all[1]), (all[0], all[2])]);
+        while let Some(query) = walk.next() {
+            if query.direction == Direction::Children {
+                walk.add_neighbours(Direction::Children, [(all[0], all[1]), (all[0], all[2])]);
             }
         }
         let facts = |depends_on: &[JobId]| JobFacts {
@@ -236,11 +236,11 @@ mod tests {
         };
         let unknown = JobId::new();
         let known = HashMap::from([(all[0], facts(&[unknown])), (all[1], facts(&[all[0]]))]);
-        let counted = HashMap::from([(all[0], MOST_COUNTED + 1)]);
+        let counted = HashMap::from([(all[0], MAX_COUNTED + 1)]);
         let graph = walk.graph(known, &counted);
         assert_eq!((graph.jobs.len(), graph.jobs[0].hidden_parents), (2, 1));
-        assert_eq!((graph.jobs[0].hidden_children, graph.hidden_is_exact), (MOST_COUNTED as u64 - 1, false));
-        assert_eq!(graph.hidden, MOST_COUNTED as u64);
+        assert_eq!((graph.jobs[0].hidden_children, graph.hidden_is_exact), (MAX_COUNTED as u64 - 1, false));
+        assert_eq!(graph.hidden, MAX_COUNTED as u64);
         assert_eq!((graph.jobs[1].depth, graph.jobs[1].depends_on.clone()), (1, vec![all[0]]));
     }
 }

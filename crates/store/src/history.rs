@@ -31,7 +31,8 @@ pub trait HistoryStore: Send + Sync + 'static {
 pub const HISTORY_BOUNDS_MS: [u64; 18] =
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000, 7_200_000];
 
-/// Queues that are recorded under their own names. A caller with more probably puts ids into the names.
+/// Maximum number of queues that are recorded under their own names. A caller with more probably puts ids into the
+/// names.
 const MAX_QUEUES: usize = 250;
 
 /// Name under which all further queues are counted.

@@ -1,11 +1,11 @@
-//! What is stored about one job while it runs: how much, and what is dropped when it is more.
+//! Limits on what is stored about one job, and what is dropped beyond them.
 //!
 //! A job keeps its first and its newest log entries. The entries between them are dropped, a tenth of the limit at a time, and the first
 //! entry after the gap says how many. Steps are results that the next run needs, so none is dropped: further ones are rejected.
 
 use faena_domain::{LogEntry, LogEvent, Run, Timestamp};
 
-/// What may be stored about one job.
+/// Limits on what is stored about one job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredJobLimits {
     /// Log entries that workers and callers add. The entries of each run are not counted.
@@ -22,11 +22,11 @@ impl Default for StoredJobLimits {
     }
 }
 
-/// Log entries that the view of a job contains; the newest.
+/// Number of log entries that the view of a job contains: the newest ones.
 pub const SHOWN_ENTRIES: usize = 200;
 
-/// Runs that ended without finishing their job and that are kept; the newest. Retries are bounded by `maxRetries`, but a worker may
-/// release a job, and a caller may retry it, as often as they like.
+/// Number of runs that ended without finishing their job and that are kept: the newest ones. Retries are bounded by
+/// `maxRetries`, but a worker may release a job, and a caller may retry it, as often as they like.
 pub const KEPT_ATTEMPTS: i64 = 100;
 
 impl StoredJobLimits {
@@ -37,7 +37,7 @@ impl StoredJobLimits {
 
     /// Returns which entries to delete from a log that is too large: from the first to the last of these positions.
     pub fn plan_trim(&self, sizes: &[i64]) -> Option<(usize, usize)> {
-        let (most, most_bytes) = (self.log_entries / 10 * 9, self.log_bytes / 10 * 9);
+        let (max, max_bytes) = (self.log_entries / 10 * 9, self.log_bytes / 10 * 9);
         let mut kept = sizes.len();
         let mut bytes: usize = sizes.iter().map(|size| usize::try_from(*size).unwrap_or(0)).sum();
         let mut head_bytes = 0;
@@ -50,7 +50,7 @@ impl StoredJobLimits {
             })
             .count();
         let mut end = head;
-        while (kept > most.max(1) || bytes > most_bytes) && end + 1 < sizes.len() {
+        while (kept > max.max(1) || bytes > max_bytes) && end + 1 < sizes.len() {
             bytes = bytes.saturating_sub(usize::try_from(sizes[end]).unwrap_or(0));
             kept -= 1;
             end += 1;
@@ -59,14 +59,14 @@ impl StoredJobLimits {
     }
 
     /// Returns why another step of `new_bytes` is rejected, if the job has `count` others of `bytes`.
-    pub fn reject_step(&self, count: i64, bytes: i64, new_bytes: usize) -> Option<String> {
+    pub fn step_rejection(&self, count: i64, bytes: i64, new_bytes: usize) -> Option<String> {
         if exceeds(count + 1, self.steps) {
             return Some(format!("the job has {count} steps, and at most {} are kept; report fewer steps", self.steps));
         }
         let total = bytes.saturating_add(i64::try_from(new_bytes).unwrap_or(i64::MAX));
         exceeds(total, self.step_bytes).then(|| {
             format!(
-                "the steps of the job would take {total} bytes, and at most {} are kept; keep large results elsewhere and report where",
+                "the steps of the job would take {total} bytes, and at most {} are kept; store large results elsewhere and report their location",
                 self.step_bytes
             )
         })
@@ -115,7 +115,7 @@ pub struct StaleRow {
 }
 
 impl StaleRow {
-    /// Returns the entry that stands for all of them.
+    /// Returns one entry for all rejected reports.
     pub fn entry(self) -> LogEntry {
         let details = match self.count {
             1 => self.text,
@@ -189,9 +189,9 @@ mod tests {
 
     #[test]
     fn steps_are_rejected_by_number_and_by_size() {
-        assert_eq!(LIMITS.reject_step(1, 50, 50), None);
-        assert!(LIMITS.reject_step(2, 0, 1).is_some_and(|reason| reason.contains("at most 2 are kept")));
-        assert!(LIMITS.reject_step(0, 60, 41).is_some_and(|reason| reason.contains("101 bytes")));
+        assert_eq!(LIMITS.step_rejection(1, 50, 50), None);
+        assert!(LIMITS.step_rejection(2, 0, 1).is_some_and(|reason| reason.contains("at most 2 are kept")));
+        assert!(LIMITS.step_rejection(0, 60, 41).is_some_and(|reason| reason.contains("101 bytes")));
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub trait JobStore: Send + Sync + 'static {
     /// Returns the finished steps of these jobs, by job in the order in which they finished.
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>>;
 
-    /// Returns since when the first ready job of each lane has been ready. Lanes without ready jobs are left out.
+    /// Returns when the first ready job of each lane became ready. Lanes without ready jobs are left out.
     async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>>;
 
     /// Returns the number of jobs per lane and tally.
@@ -454,7 +454,7 @@ pub enum JobExit {
 /// What a job waits for, to explain why it is not running.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct JobPosition {
-    /// Ready jobs of its queue that come before it, counted up to `JobPosition::MOST_AHEAD`.
+    /// Ready jobs of its queue that come before it, counted up to `JobPosition::MAX_AHEAD`.
     pub ahead: u64,
     /// Parents it waits for, with their state. `None`: the parent was deleted.
     pub parents: Vec<(JobId, Option<JobState>)>,
@@ -472,8 +472,8 @@ pub struct JobPosition {
 pub(crate) const UNIQUE_KEY_TAKEN: &str = "a job with this uniqueKey has not finished";
 
 impl JobPosition {
-    pub const MOST_AHEAD: u64 = 10_000;
-    pub(crate) const MOST_NAMED: usize = 10;
+    pub const MAX_AHEAD: u64 = 10_000;
+    pub(crate) const MAX_NAMED: usize = 10;
 }
 
 /// Owner of a job that is in flight.

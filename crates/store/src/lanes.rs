@@ -38,7 +38,7 @@ pub trait LaneStore: Send + Sync + 'static {
     async fn lane_reclaim(&self, limit: usize) -> Result<usize>;
 }
 
-/// How many of the lanes that a database may have exist.
+/// Number of lanes that exist, and that a database may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneUsage {
     pub used: usize,
@@ -144,7 +144,7 @@ impl LaneCache {
         }
     }
 
-    /// Forgets lanes that were reclaimed.
+    /// Removes lanes that were reclaimed.
     pub fn remove(&self, lanes: &[LaneId]) {
         let mut inner = self.inner.write();
         for id in lanes {

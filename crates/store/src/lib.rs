@@ -3,7 +3,8 @@
 //! A job's state is the table its id is in: `waiting`, `ready`, `claim` (in flight), `done` or `ended`. One method is one
 //! transaction; `docs/decisions/001-storage-shape.md` says why.
 //!
-//! Each noun has a trait beside its types (`jobs.rs`, `claims.rs`, …), implemented beside its SQL in `sqlite/` and
+//! Each kind of object has a trait next to its types (`jobs.rs`, `claims.rs`, …), implemented beside its SQL in
+//! `sqlite/` and
 //! `postgres/`, which are twins: the same file and function names. [`Store`] is the sum of these traits. Logic that both
 //! databases share is in `plan`, `admit`, `claim_limits`, `fair_share`, `disposition`, `lists` and `assemble`.
 
@@ -102,7 +103,7 @@ pub use outbox::{
     PARTITIONS, Partition, PublishingNode, Republish, SinkView,
 };
 pub use pages::{Cursor, JobIdPage, JobPage, Order, Page, Sort, SortBy, Start};
-pub use queue::{QueueChange, QueueChangeKind, QueueFeed, QueuePlace, QueuePosition, QueueStore};
+pub use queue::{QueueChange, QueueChangeKind, QueueFeed, QueueLocation, QueuePosition, QueueStore};
 pub use rules::{ConfiguredRules, QueuePatch, RuleStore, StoredLimit};
 pub use schedules::{Fired, ScheduleChange, ScheduleCounts, ScheduleEdit, ScheduleFilter, SchedulePage, ScheduleStore};
 pub use store::{Signal, Store, StoreOptions, open};

@@ -48,7 +48,7 @@ impl Range {
     }
 }
 
-/// Part of a list in the order of the creation.
+/// Part of a list in order of creation.
 #[derive(Clone, Copy)]
 pub struct Span {
     pub after: Option<JobId>,
@@ -88,7 +88,7 @@ pub struct ListQuery {
     pub allowed: Range,
     /// Those of them that come after the cursor.
     pub page: Range,
-    /// How many ids each index must give.
+    /// How many ids each index must return.
     pub wanted: usize,
     /// The registrations of the worker in the filter.
     pub workers: Vec<Uuid>,

@@ -113,9 +113,10 @@ pub struct OutboxTakeRequest {
 pub struct OutboxTaken {
     /// The partitions of this node until the lease ends.
     pub partitions: Vec<Partition>,
-    /// Their due events in order. Parked subjects, which have an earlier event that is late or dead, are left out.
+    /// Their due events in order, without those of a subject that has an earlier event that waits for a retry or is
+    /// dead.
     pub events: Vec<OutboxEvent>,
-    /// When the next late event is due again.
+    /// When the next rejected event is due again.
     pub next_at: Option<Timestamp>,
 }
 

@@ -1,7 +1,8 @@
 //! Pages of a list of jobs: where a page starts, how the list is sorted, and what the answer contains.
 //!
-//! Ids are in the order of the creation, and lanes have one priority each, so both orders come from indexes. Another order
-//! sorts the newest `COUNT_LIMIT` jobs: an index on the time of the last change would cost every claim and completion.
+//! Ids sort by creation time, and lanes have one priority each, so indexes give both orders. Any other order sorts the
+//! newest
+//! `COUNT_LIMIT` jobs: an index on the time of the last change would slow down every claim and completion.
 
 use std::{fmt, str::FromStr};
 
@@ -55,7 +56,7 @@ pub struct Sort {
 pub enum SortBy {
     #[default]
     Created,
-    /// `updatedAt`. Exact up to [`crate::COUNT_LIMIT`] jobs; of more, the newest are sorted.
+    /// `updatedAt`. Exact up to [`crate::COUNT_LIMIT`] jobs; if there are more, only the newest are sorted.
     Updated,
     /// `scheduledAt`, or the creation time of a job without one. Bounded like `Updated`.
     Scheduled,
@@ -73,7 +74,7 @@ pub enum Order {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cursor {
     pub by: SortBy,
-    /// The value by which the list is sorted; 0 if that is the creation, which the id contains.
+    /// The value by which the list is sorted; 0 if that is the creation time, which the id contains.
     pub key: i64,
     pub id: JobId,
 }

@@ -1,4 +1,4 @@
-//! Decides which rows a submit writes. The SQLite and PostgreSQL stores write them.
+//! Decides which rows a submission writes. The SQLite and PostgreSQL stores write them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -93,7 +93,7 @@ pub fn check_parents(jobs: &[NewJob], known: &Parents) -> Result<(), StoreError>
     if errors.is_empty() { Ok(()) } else { Err(StoreError::Invalid(errors)) }
 }
 
-/// Returns whether no stored row can make a submit of this job fail.
+/// Returns whether no stored row can make the submission of this job fail.
 pub fn is_plain(job: &NewJob) -> bool {
     let options = &job.options;
     options.idempotency_key.is_none() && options.unique_key.is_none() && options.depends_on.is_empty()
@@ -112,7 +112,7 @@ pub fn parent_ids(jobs: &[NewJob]) -> Vec<JobId> {
     parents
 }
 
-/// Returns how many rows a submit of these jobs writes, about. A large payload counts as several.
+/// Returns the approximate number of rows that a submission of these jobs writes. A large payload counts as several.
 pub fn weight(jobs: &[NewJob]) -> usize {
     let of = |job: &NewJob| 1 + 2 * job.options.depends_on.len() + job.options.tags.len() + job.payload.len() / 1_024;
     jobs.iter().map(of).sum()
@@ -232,12 +232,12 @@ pub fn next_recheck_at(id: JobId, now: Timestamp) -> Timestamp {
 
 /// A job that was removed from `ready` (with its ready time) or `waiting`.
 #[derive(Clone, Copy, Default)]
-pub struct Taken {
+pub struct Dequeued {
     pub retry_count: u32,
     pub ready_at: Option<Timestamp>,
 }
 
-impl Taken {
+impl Dequeued {
     /// Returns the log of a job that ends without a run.
     pub fn log(&self, now: Timestamp, event: LogEvent, details: &str) -> String {
         let queued = self.ready_at.map(|at| LogLine::new(at, LogEvent::Queued, ""));

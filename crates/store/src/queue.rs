@@ -1,7 +1,8 @@
-//! What a queue outside the database needs: to follow which jobs become ready, and to compare itself with the database.
+//! Support for an external queue, which is outside the database: it follows which jobs become ready, and compares
+//! itself with the database.
 //!
-//! The database stays authoritative. Changes are announced in memory after their commits; what a node that dies does not announce is
-//! found by comparing.
+//! The database stays authoritative. Changes are announced in memory after their commits. If a node dies before it
+//! announces a change, the next comparison finds the difference.
 
 use std::sync::{
     Arc,
@@ -15,10 +16,10 @@ use tokio::sync::Notify;
 
 use crate::{LaneId, Result};
 
-/// Lets another queue follow and check the queue of the database.
+/// Lets an external queue follow the queue of the database and compare itself with it.
 #[async_trait]
 pub trait QueueStore: Send + Sync + 'static {
-    /// Returns the announcements of this process. They are empty until they are switched on.
+    /// Returns the feed of changes of this process. It is empty until it is switched on.
     fn queue_feed(&self) -> &QueueFeed;
 
     /// Signals on every node that these lanes have ready jobs.
@@ -33,8 +34,8 @@ pub trait QueueStore: Send + Sync + 'static {
     /// Returns failed jobs of a lane with the times of their failures, by id, after one of them.
     async fn dead_page(&self, lane: LaneId, after: Option<JobId>, limit: usize) -> Result<Vec<QueuePosition>>;
 
-    /// Returns where each of these jobs is.
-    async fn queue_places(&self, ids: Vec<JobId>) -> Result<Vec<QueuePlace>>;
+    /// Returns the location of each of these jobs.
+    async fn queue_locations(&self, ids: Vec<JobId>) -> Result<Vec<QueueLocation>>;
 }
 
 /// Position of a job in the order of a queue.
@@ -44,9 +45,9 @@ pub struct QueuePosition {
     pub id: JobId,
 }
 
-/// Where a job is, as far as a queue is concerned.
+/// Location of a job from the point of view of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum QueuePlace {
+pub enum QueueLocation {
     Ready {
         lane: LaneId,
         ready_at: Timestamp,
@@ -59,7 +60,7 @@ pub enum QueuePlace {
     Failed {
         at: Timestamp,
     },
-    /// Finished otherwise, waiting for its parents, or unknown.
+    /// Completed, cancelled, waiting for its parents, or unknown.
     Elsewhere,
 }
 
@@ -78,7 +79,8 @@ pub struct QueueChange {
 pub enum QueueChangeKind {
     Ready,
     Delayed,
-    /// It was cancelled, deleted, changed or has expired. Where it is now, if it is in a queue, is another change.
+    /// It was cancelled, deleted or changed, or has expired. If it is still in a queue, another change gives its
+    /// location.
     Left,
 }
 
@@ -91,13 +93,13 @@ impl QueueChange {
         QueueChange { kind: QueueChangeKind::Delayed, ..QueueChange::ready(lane, at_ms, id) }
     }
 
-    /// Says that a job has left a lane otherwise than by a claim.
+    /// Creates the change of a job that has left a lane without a claim.
     pub fn left(lane: LaneId, id: JobId) -> QueueChange {
         QueueChange { kind: QueueChangeKind::Left, ..QueueChange::ready(lane, 0, id) }
     }
 }
 
-/// Maximum number of changes that wait to be read. Beyond that they are dropped and must be found by comparing.
+/// Maximum number of unread changes. Beyond that they are dropped, and a comparison has to find them.
 const MAX_CHANGES: usize = 500_000;
 
 /// The changes of this process, in the order of their commits.
@@ -147,12 +149,12 @@ impl QueueFeed {
         self.has_overflowed.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns a number that orders what happens now among the changes: those announced before have smaller ones.
+    /// Returns a number for an action of now that orders it among the changes: earlier changes have smaller numbers.
     pub fn stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Returns what is notified when there are changes.
+    /// Returns the notifier that fires when there are changes.
     pub fn wakeup(&self) -> Arc<Notify> {
         self.wakeup.clone()
     }

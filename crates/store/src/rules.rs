@@ -154,7 +154,7 @@ pub fn rules(limits: Vec<StoredLimit>, queues: Vec<QueueRow>) -> Rules {
     let mut rules = Rules { queues, ..Rules::default() };
     for StoredLimit { scope, limit, .. } in limits {
         match scope {
-            Scope::Machine(name) => rules.machines.extend(limit.concurrency.map(|most| (name, most))),
+            Scope::Machine(name) => rules.machines.extend(limit.concurrency.map(|max| (name, max))),
             // An empty limit of one key overrides the limit of all keys, so it is kept.
             scope if !limit.is_none() || matches!(scope, Scope::Key(_)) => drop(rules.limits.insert(scope, limit)),
             _ => {}

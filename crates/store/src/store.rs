@@ -16,7 +16,7 @@ use crate::{
     postgres, sqlite,
 };
 
-/// The whole store: one part per noun.
+/// The whole store: one trait per kind of object.
 ///
 /// One method call is one transaction; concurrent calls of busy methods share one. A method returns after its commit.
 #[async_trait]
@@ -72,13 +72,13 @@ pub trait Store:
 
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// `false`: refuse to start on an old schema.
+    /// `false`: an old schema is an error.
     pub migrate: bool,
     /// Limit for one call, from the moment it is made: waiting for a connection or for its turn counts too.
     pub timeout_ms: u64,
     /// PostgreSQL: URL of the session that listens, if that of the database leads to a transaction-mode pooler.
     pub listen_url: Option<String>,
-    /// What may be stored about one job.
+    /// Limits on what is stored about one job.
     pub job_limits: StoredJobLimits,
     /// Maximum number of lanes of the database. Only tests change it.
     #[doc(hidden)]
@@ -140,8 +140,9 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Adds the signal to others that are not sent yet, once, and of several due times the earliest. Returns whether it changed
-    /// them.
+    /// Adds the signal to those that wait to be sent, unless it is among them. Keeps only the earliest due time.
+    /// Returns whether
+    /// `signals` changed.
     pub(crate) fn add_to(self, signals: &mut Vec<Signal>) -> bool {
         let Signal::TaskDue(at) = self else {
             let is_new = !signals.contains(&self);

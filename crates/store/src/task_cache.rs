@@ -59,7 +59,7 @@ impl TaskCache {
         self.young_bytes = 0;
     }
 
-    /// Forgets everything if another connection has changed the file.
+    /// Clears the cache if another connection has changed the file.
     pub fn at_version(&mut self, version: i64) {
         if self.file_version != version {
             self.file_version = version;

@@ -2,8 +2,8 @@
 //!
 //! The limit is a row of `limit_rule` with the scope `machine`. It comes from the newest version of the machine, unless an operator
 //! set another one. Whatever starts a task locks that row and then counts, so the limit is never exceeded; an end that is not
-//! committed counts as running. Tasks that run or are paused count, of all versions together. Queued tasks start in the order
-//! of their ids, which is that of their creation.
+//! committed counts as running. Running and paused tasks of all versions count together. Queued tasks start in the
+//! order of their creation.
 
 use std::collections::BTreeMap;
 
@@ -60,8 +60,9 @@ pub fn may_be_limited(rules: &Rules, definition: &Definition) -> bool {
 
 /// Returns whether the loop must check the queued tasks after a batch: it queues a task, or ends one of a machine with a limit.
 ///
-/// Both, because an end that is committed between the decision to queue a task and its commit does not see that task.
-pub fn touches_queue(rules: &Rules, batch: &Batch) -> bool {
+/// It needs both conditions: an end that is committed between the decision to queue a task and the commit of that
+/// decision does not see the queued task.
+pub fn affects_queue(rules: &Rules, batch: &Batch) -> bool {
     let mut tasks = batch.tasks.values();
     tasks.any(|task| task.is_queued() || (task.ends() && may_be_limited(rules, &task.definition)))
 }
@@ -90,13 +91,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_starts_if_there_is_room_and_none_waits_before_it() {
+    fn a_task_starts_if_there_is_capacity_and_no_task_is_queued() {
         let mut capacity = TaskCapacity::default();
         capacity.set("narrow", 2, false);
         capacity.set("queued", 9, true);
         let mut decide = |machine: &str| [(); 4].map(|()| capacity.admit(machine) == Admission::Start);
         assert_eq!(decide("unlimited"), [true; 4]);
         assert_eq!(decide("narrow"), [true, true, false, false], "those of the same batch count");
-        assert_eq!(decide("queued"), [false; 4], "others came first");
+        assert_eq!(decide("queued"), [false; 4], "queued tasks start first");
     }
 }

@@ -69,7 +69,7 @@ impl TaskColumns {
     }
 }
 
-/// Returns since when a task is in its innermost state.
+/// Returns when a task entered its innermost state.
 pub fn entered_at(task: &Task) -> Timestamp {
     task.active.last().map_or(task.created_at, |active| active.since)
 }

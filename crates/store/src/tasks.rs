@@ -48,8 +48,8 @@ pub trait TaskStore: Send + Sync + 'static {
     /// share one. The answer to an unknown task is `None`.
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>;
 
-    /// Notifies tasks about up to `limit` ended jobs, fires the timers of up to `limit` due tasks, and starts queued tasks for which there is
-    /// room, up to `limit` of each machine.
+    /// Notifies tasks about up to `limit` ended jobs, fires the timers of up to `limit` due tasks, and starts queued
+    /// tasks up to the limits of their machines, at most `limit` of each machine.
     ///
     /// The end of a job marks it in its own transaction, so jobs that have not ended cost nothing here.
     async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired>;
@@ -250,7 +250,7 @@ impl ChangedTask {
     }
 
     /// Returns whether the batch changes an indexed column. If not, only the body and its time change.
-    pub fn moves(&self) -> bool {
+    pub fn changes_indexed_columns(&self) -> bool {
         self.before.as_ref() != Some(&TaskColumns::of(&self.view))
     }
 
@@ -279,7 +279,7 @@ pub struct Plan {
     pub links: Vec<TaskJob>,
     pub webhooks: Vec<NewWebhook>,
     /// Jobs that are not valid, each with the reason.
-    refused: Vec<(TaskJob, String)>,
+    rejected: Vec<(TaskJob, String)>,
 }
 
 /// An event of a task to publish.
@@ -309,7 +309,7 @@ pub struct TaskJob {
 pub struct Batch {
     pub tasks: HashMap<TaskId, ChangedTask>,
     pub known: HashMap<(TaskId, String), TaskAnswer>,
-    /// Tasks that do not match are left alone.
+    /// Tasks that do not match are not changed.
     pub only: Option<TaskFilter>,
 }
 
@@ -352,17 +352,18 @@ impl Batch {
         self.fail_jobs(plan, now);
     }
 
-    /// Refuses a planned job that cannot be submitted. Its task gets the failure at once, so that no other task waits for it.
-    pub fn refuse(&mut self, plan: &mut Plan, job: usize, reason: String, now: Timestamp) {
+    /// Rejects a planned job that cannot be submitted. Its task gets the failure at once, so that no other task waits
+    /// for it.
+    pub fn reject(&mut self, plan: &mut Plan, job: usize, reason: String, now: Timestamp) {
         plan.jobs.remove(job);
         let link = plan.links.remove(job);
-        plan.refused.push((link, reason));
+        plan.rejected.push((link, reason));
         self.fail_jobs(plan, now);
     }
 
     /// Notifies tasks about jobs that cannot be submitted.
     fn fail_jobs(&mut self, plan: &mut Plan, now: Timestamp) {
-        while let Some((link, error)) = plan.refused.pop() {
+        while let Some((link, error)) = plan.rejected.pop() {
             let end = JobEnd::Failed { error: Some(error), reason: Some("invalid".into()) };
             let TaskInput { task, input } = job_end(&link, end, now);
             self.apply(plan, task, input, now);
@@ -379,7 +380,7 @@ impl Batch {
             return Some(TaskAnswer {
                 outcome: Outcome::Rejected,
                 state: changed.view.task.state(),
-                reason: Some("the task does not match any more".to_owned()),
+                reason: Some("the task no longer matches the filter".to_owned()),
                 duplicate: false,
             });
         }
@@ -392,7 +393,7 @@ impl Batch {
             reason: applied.reason.clone(),
             duplicate: false,
         };
-        // A heartbeat leaves no trace, and a refused event may be sent again.
+        // A heartbeat leaves no trace, and a rejected event may be sent again.
         if let Some(event_id) = event_id.filter(|_| !applied.records.is_empty()) {
             self.known.insert((id, event_id.clone()), answer.clone());
             plan.inbox.push((id, event_id, answer.clone()));
@@ -502,7 +503,7 @@ impl Plan {
                 self.links.push(link(job.id));
                 self.jobs.push(job);
             }
-            Err(errors) => self.refused.push((link(JobId::new()), FieldError::join(&errors))),
+            Err(errors) => self.rejected.push((link(JobId::new()), FieldError::join(&errors))),
         }
     }
 }
@@ -537,7 +538,7 @@ fn actor(input: &Input) -> String {
     }
 }
 
-/// The actor of what Faena does to a task on its own.
+/// Actor of the changes that Faena itself makes to a task.
 pub const TASKS: &str = "system:tasks";
 
 /// Returns the event that notifies a task of the end of a job.

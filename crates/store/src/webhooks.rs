@@ -122,7 +122,7 @@ pub const EXTRA_ATTEMPTS: u32 = 3;
 
 pub const LOST: &str = "no outcome was reported; it may have been delivered";
 
-/// What follows when the lease of an attempt has ended.
+/// What happens when the lease of an attempt has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AfterLoss {
     SendAgain,

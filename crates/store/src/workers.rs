@@ -26,8 +26,8 @@ pub trait WorkerStore: Send + Sync + 'static {
 
     /// Records status updates of connected workers.
     ///
-    /// Returns for each worker whether it is still connected here and what is requested of it. A worker that has ended or reconnected is not
-    /// changed.
+    /// Returns for each worker whether it is still connected here and whether it must drain. Does not change a worker
+    /// that has ended or reconnected.
     async fn worker_update(&self, updates: Vec<WorkerUpdate>, now: Timestamp) -> Result<Vec<WorkerUpdateResult>>;
 
     /// Requests that a live worker gets no more jobs, or gets jobs again. Returns `None` if no such worker is alive.
@@ -119,7 +119,7 @@ pub struct ResumedJob {
     pub started_at: Option<Timestamp>,
 }
 
-/// Who a live registration belongs to, and until when it waits for its worker.
+/// Owner of a live registration, and when the worker is declared lost unless it reconnects.
 pub struct RegistrationOwner {
     pub api_key: Option<Uuid>,
     pub token: Vec<u8>,
@@ -288,7 +288,7 @@ pub struct JobWorker {
     pub is_starting: bool,
 }
 
-/// Returns how its jobs are shown.
+/// Returns the ids of a worker's jobs as text.
 pub fn shown_jobs(jobs: impl Iterator<Item = JobId>) -> Vec<String> {
     jobs.map(|id| id.to_string()).collect()
 }
@@ -330,9 +330,9 @@ pub fn read_capabilities(capabilities: &str, queues: &str) -> Result<WorkerCapab
     Ok(WorkerCapabilities { types: read(capabilities)?, queues: read(queues)? })
 }
 
-/// Returns the states through which a worker goes when it connects as `wanted`. A worker that was connected before keeps its
-/// state.
-pub fn path_in(was: Option<WorkerState>, wanted: WorkerState) -> &'static [WorkerState] {
+/// Returns the states that a worker passes through until it is connected as `wanted`. A worker that was connected
+/// before keeps its state.
+pub fn path_when_connecting(was: Option<WorkerState>, wanted: WorkerState) -> &'static [WorkerState] {
     use WorkerState::*;
     const PATH: [WorkerState; 3] = [Creating, Connecting, Ready];
     let index = |state| PATH.iter().position(|known| *known == state);
@@ -449,19 +449,19 @@ mod tests {
 
     #[test]
     fn a_worker_connects_through_allowed_states_only() {
-        assert_eq!(path_in(None, Ready), [Creating, Connecting, Ready]);
-        assert_eq!(path_in(None, Creating), [Creating]);
-        assert_eq!(path_in(Some(Creating), Ready), [Connecting, Ready]);
-        assert_eq!(path_in(Some(Connecting), Ready), [Ready]);
+        assert_eq!(path_when_connecting(None, Ready), [Creating, Connecting, Ready]);
+        assert_eq!(path_when_connecting(None, Creating), [Creating]);
+        assert_eq!(path_when_connecting(Some(Creating), Ready), [Connecting, Ready]);
+        assert_eq!(path_when_connecting(Some(Connecting), Ready), [Ready]);
         for was in WorkerState::ALL {
             for wanted in WorkerState::ALL {
                 let mut state = was;
-                for next in path_in(Some(was), wanted) {
+                for next in path_when_connecting(Some(was), wanted) {
                     assert!(state.can_transition_to(*next), "{was} to {wanted}: {state} -> {next}");
                     state = *next;
                 }
                 if !matches!(was, Creating | Connecting) {
-                    assert_eq!(state, was, "one that was connected stays what it was");
+                    assert_eq!(state, was, "a worker that was connected keeps its state");
                 }
             }
         }

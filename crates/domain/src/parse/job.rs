@@ -41,7 +41,7 @@ impl JobParser {
         job
     }
 
-    /// Rejects a webhook URL that can be seen to be unusable. The address behind a host name is checked on connection.
+    /// Rejects a webhook URL that cannot work. The addresses of a host name are checked when Faena connects.
     pub fn check_webhook_url(&self, fields: &mut Fields<'_>, url: Option<&str>) {
         // A URL with another scheme is rejected by `NewJob::check`.
         let Some(url) = url.filter(|url| url.starts_with("http")) else { return };

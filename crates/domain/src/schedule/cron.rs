@@ -76,7 +76,7 @@ impl Cron {
         self.hours == (1 << 24) - 1
     }
 
-    /// Describes the expression in words: `At 02:30, on Monday`, `Every 15 minutes`.
+    /// Describes the expression for people: `At 02:30, on Monday`, `Every 15 minutes`.
     pub(super) fn describe(&self) -> String {
         let described = CronParser::new().parse(&self.with_listed_steps()).map(|cron| cron.describe());
         let words = described.map_or_else(|_| self.normalised.clone(), |words| words.trim_end_matches('.').to_owned());
@@ -84,7 +84,7 @@ impl Cron {
             Some(rest) => format!("Every {rest}"),
             None => words,
         };
-        // croner describes `LW` in the same words as `L`.
+        // croner describes `LW` like `L`.
         if self.normalised.contains("LW") { words.replace("the last day of", "the last working day of") } else { words }
     }
 

@@ -376,7 +376,7 @@ pub struct ScheduleView {
     pub cron_expression: Option<String>,
     pub interval_ms: Option<u64>,
     pub timezone: String,
-    /// Description of its timing in words.
+    /// Description of its timing for people.
     pub explanation: String,
     pub dst_gap: DstGap,
     pub dst_overlap: DstOverlap,

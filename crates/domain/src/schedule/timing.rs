@@ -285,7 +285,7 @@ impl CompiledTiming {
         self.dst_overlap
     }
 
-    /// Describes the timing in words: `At 02:30, on Monday (Europe/Madrid)`.
+    /// Describes the timing for people: `At 02:30, on Monday (Europe/Madrid)`.
     pub fn explain(&self) -> String {
         let zone = self.zone.iana_name().unwrap_or("UTC");
         let when = match &self.recurrence {

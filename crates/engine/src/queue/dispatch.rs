@@ -8,7 +8,7 @@ use std::{
 
 use faena_domain::{JobId, Rules, Timestamp};
 use faena_queue::{GrantedJob, LaneTake, Move, Placement, QueueError, ReadyEntry, TakeRequest, TakenJob};
-use faena_store::{ClaimCandidate, ClaimRequest, ClaimResult, Lane, LaneId, Owner, QueuePlace, Store, StoreError};
+use faena_store::{ClaimCandidate, ClaimRequest, ClaimResult, Lane, LaneId, Owner, QueueLocation, Store, StoreError};
 use uuid::Uuid;
 
 use super::{JobQueue, RedisDispatch, offset, score};
@@ -137,20 +137,20 @@ impl RedisDispatch {
         if refused.is_empty() {
             return Vec::new();
         }
-        let places = match store.queue_places(refused.iter().map(|job| JobId(job.id)).collect()).await {
-            Ok(places) => places,
+        let locations = match store.queue_locations(refused.iter().map(|job| JobId(job.id)).collect()).await {
+            Ok(locations) => locations,
             // They are compared when their lease has ended.
             Err(_) => return Vec::new(),
         };
         let mut moves = Vec::with_capacity(refused.len());
-        for (job, place) in refused.into_iter().zip(places) {
-            moves.push(match place {
-                QueuePlace::Ready { lane, ready_at } => {
+        for (job, location) in refused.into_iter().zip(locations) {
+            moves.push(match location {
+                QueueLocation::Ready { lane, ready_at } => {
                     lanes.add(lane);
                     let actual = lanes.lane(lane).map(|known| score(&known, ready_at)).unwrap_or(job.score);
                     Move::Put(ReadyEntry { id: job.id, lane, score: actual })
                 }
-                QueuePlace::Delayed { lane, due_at } => {
+                QueueLocation::Delayed { lane, due_at } => {
                     Move::Delay(ReadyEntry { id: job.id, lane, score: due_at.as_ms() })
                 }
                 _ => {

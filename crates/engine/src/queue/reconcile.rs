@@ -13,7 +13,7 @@ use std::{
 
 use faena_domain::{JobId, Timestamp, WorkerState};
 use faena_queue::{Move, Placement, QueueSet, QueueStats, ReadyEntry, WorkerEntry};
-use faena_store::{Counts, Lane, LaneId, QueuePlace, Tally};
+use faena_store::{Counts, Lane, LaneId, QueueLocation, Tally};
 use uuid::Uuid;
 
 use super::{RedisDispatch, score};
@@ -200,22 +200,22 @@ impl Comparison<'_> {
             let page = self.dispatch.redis.page(set, from, PAGE).await?;
             read += page.len() as u64;
             let ids: Vec<JobId> = page.iter().filter_map(|(member, _)| parse(member)).collect();
-            let places = self.engine.store.queue_places(ids.clone()).await?;
-            let places: HashMap<JobId, QueuePlace> = ids.into_iter().zip(places).collect();
+            let locations = self.engine.store.queue_locations(ids.clone()).await?;
+            let locations: HashMap<JobId, QueueLocation> = ids.into_iter().zip(locations).collect();
             let mut wrong = Vec::new();
             let mut misplaced = Vec::new();
             for (member, _) in &page {
                 let id = parse(member);
-                match (set, id.and_then(|id| places.get(&id).copied())) {
-                    (QueueSet::Lane(lane), Some(QueuePlace::Ready { lane: actual, .. })) if lane == actual => {}
+                match (set, id.and_then(|id| locations.get(&id).copied())) {
+                    (QueueSet::Lane(lane), Some(QueueLocation::Ready { lane: actual, .. })) if lane == actual => {}
                     // Its lane was compared before, or a client has added it: then its lane gets it.
-                    (QueueSet::Priority, Some(QueuePlace::Ready { lane, ready_at })) => {
+                    (QueueSet::Priority, Some(QueueLocation::Ready { lane, ready_at })) => {
                         misplaced.extend(id.zip(self.engine.dispatch.lanes.lane(lane)).map(|(id, known)| {
                             Move::Put(ReadyEntry { id: id.0, lane, score: score(&known, ready_at) })
                         }));
                     }
-                    (QueueSet::Delayed, Some(QueuePlace::Delayed { .. })) => {}
-                    (QueueSet::DeadLetters, Some(QueuePlace::Failed { .. })) => {}
+                    (QueueSet::Delayed, Some(QueueLocation::Delayed { .. })) => {}
+                    (QueueSet::DeadLetters, Some(QueueLocation::Failed { .. })) => {}
                     _ => wrong.push(member.clone()),
                 }
             }
@@ -292,21 +292,23 @@ impl Comparison<'_> {
                 members.iter().cloned().partition(|member| parse(member).is_some());
             redis.remove_processing(&foreign).await?;
             let ids: Vec<JobId> = known.iter().filter_map(|member| parse(member)).collect();
-            let places = self.engine.store.queue_places(ids.clone()).await?;
+            let locations = self.engine.store.queue_locations(ids.clone()).await?;
             let mut running = Vec::new();
             let mut moves = Vec::new();
-            for (id, place) in ids.into_iter().zip(places) {
-                match place {
-                    QueuePlace::InFlight => running.push(id.0),
-                    QueuePlace::Ready { lane, ready_at } => {
+            for (id, location) in ids.into_iter().zip(locations) {
+                match location {
+                    QueueLocation::InFlight => running.push(id.0),
+                    QueueLocation::Ready { lane, ready_at } => {
                         let Some(known) = self.engine.dispatch.lanes.lane(lane) else { continue };
                         moves.push(Move::Put(ReadyEntry { id: id.0, lane, score: score(&known, ready_at) }));
                         self.filled.insert(lane);
                     }
-                    QueuePlace::Delayed { lane, due_at } => {
+                    QueueLocation::Delayed { lane, due_at } => {
                         moves.push(Move::Delay(ReadyEntry { id: id.0, lane, score: due_at.as_ms() }));
                     }
-                    QueuePlace::Failed { .. } | QueuePlace::Elsewhere => moves.push(Move::Remove { id: id.0, lane: 0 }),
+                    QueueLocation::Failed { .. } | QueueLocation::Elsewhere => {
+                        moves.push(Move::Remove { id: id.0, lane: 0 })
+                    }
                 }
             }
             self.drift += (moves.len() + foreign.len()) as u64;

@@ -20,7 +20,7 @@ struct Edge {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EdgeKind {
     Event,
-    /// Taken when time is over or a counter is used up.
+    /// Followed when a time limit passes or a counter exceeds its maximum.
     Limit,
 }
 

@@ -9,7 +9,7 @@ use crate::{BUILT_IN, Definition};
 /// A rectangle by its left, top, right and bottom.
 type Area = (f64, f64, f64, f64);
 
-fn meet(one: Area, other: Area) -> bool {
+fn overlap(one: Area, other: Area) -> bool {
     one.0 < other.2 && other.0 < one.2 && one.1 < other.3 && other.1 < one.3
 }
 
@@ -44,7 +44,7 @@ fn check(definition: &Definition) {
     let texts: Vec<&(String, Area)> = labels.iter().chain(&names).collect();
     for (index, (text, area)) in texts.iter().enumerate() {
         for (other, other_area) in &texts[index + 1..] {
-            assert!(!meet(*area, *other_area), "{what}: \"{text}\" and \"{other}\" overlap");
+            assert!(!overlap(*area, *other_area), "{what}: \"{text}\" and \"{other}\" overlap");
         }
         let is_inside =
             area.0 >= 0.0 && area.1 >= 0.0 && area.2 <= f64::from(layout.width) && area.3 <= f64::from(layout.height);
@@ -62,7 +62,7 @@ fn check(definition: &Definition) {
             assert!(line.0 >= 0.0 && line.2 <= f64::from(layout.width), "{what}: a line is outside");
             assert!(line.1 >= 0.0 && line.3 <= f64::from(layout.height), "{what}: a line is outside");
             for (text, area) in &texts {
-                assert!(!meet(line, *area), "{what}: a line crosses \"{text}\"");
+                assert!(!overlap(line, *area), "{what}: a line crosses \"{text}\"");
             }
         }
     }
@@ -82,11 +82,12 @@ fn check_frames(layout: &Layout, definition: &Definition, labels: &[(String, Are
         assert!(width(name) <= f64::from(frame.width) - 8.0, "{name} is wider than its box");
         for other in &layout.frames[index + 1..] {
             let is_inner = definition.ancestors(other.state).any(|around| around == frame.state);
-            let is_right = if is_inner { contains(area(frame), area(other)) } else { !meet(area(frame), area(other)) };
+            let is_right =
+                if is_inner { contains(area(frame), area(other)) } else { !overlap(area(frame), area(other)) };
             assert!(is_right, "{}: {name} and {} overlap", definition.machine, other.name);
         }
-        for (label, place) in labels {
-            let is_apart = !meet(area(frame), *place) || contains(area(frame), *place);
+        for (label, label_area) in labels {
+            let is_apart = !overlap(area(frame), *label_area) || contains(area(frame), *label_area);
             assert!(is_apart, "{}: \"{label}\" overlaps the border of {name}", definition.machine);
         }
     }

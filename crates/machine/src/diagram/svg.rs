@@ -12,7 +12,7 @@ use super::{
 };
 use crate::definition::{Definition, Ending};
 
-/// Transitions that the description for screen readers lists.
+/// Maximum number of transitions that the description for screen readers lists.
 const MAX_DESCRIBED: usize = 100;
 
 const STYLE: &str = "\
@@ -57,7 +57,7 @@ impl Definition {
         svg
     }
 
-    /// Says in words what the drawing shows.
+    /// Describes the drawing as text.
     fn describe(&self) -> String {
         let mut text = format!("{} states. It starts in {}.", self.states.len(), self.path(self.initial));
         let edges = self.edges();

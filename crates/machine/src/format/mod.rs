@@ -1,7 +1,7 @@
 //! The format of a definition: which keys each part has, and what they mean.
 //!
-//! The parser refuses keys that these tables do not have and reports required ones that are missing. The JSON Schema for
-//! editors and the reference page are generated from the same tables.
+//! The parser rejects keys that these tables do not have and reports required ones that are missing. The JSON Schema
+//! for editors and the reference page are generated from the same tables.
 
 mod schema;
 mod tables;

@@ -86,7 +86,7 @@ fn part(name: &str) -> Value {
 
 /// Returns the parts that are not maps with known keys.
 fn values() -> Map<String, Value> {
-    // Anything but spaces and the characters that no name has: editors do not agree about classes of letters.
+    // Anything but spaces and the characters that no name has, because editors support different classes of letters.
     let name = "^[^\\s!-,/:-@\\[-^`{-~]+$";
     let name_without_dot = "^[^\\s!-,./:-@\\[-^`{-~]+$";
     let text = |pattern: &str, about: &str| json!({"type": "string", "pattern": pattern, "description": about});
@@ -103,7 +103,7 @@ fn values() -> Map<String, Value> {
         },
         "receiver": {
             "type": "string",
-            "description": "A URL that begins with http:// or https://, or an expression in CEL that gives one, a list of them, or null for none.",
+            "description": "A URL that begins with http:// or https://, or a CEL expression that returns one, a list of them, or null for none.",
         },
         "jobName": text(name_without_dot, "Name of a job in this machine, without a dot."),
         "duration": text("^\\s*([0-9]+(ms|s|m|h|d))+\\s*$", "A duration such as 90s, 5m, 1h30m or 7d."),

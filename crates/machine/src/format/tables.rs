@@ -47,7 +47,7 @@ pub(crate) const EVENT: Object = Object {
     about: "An event that the machine receives or publishes.",
     keys: &[
         optional("description", Text, "What has happened."),
-        optional("schema", Part("jsonSchema"), "JSON Schema of the payload. An event that does not fit is refused."),
+        optional("schema", Part("jsonSchema"), "JSON Schema of the payload. An event that does not match is rejected."),
         optional("heartbeat", Flag, "Where no state handles the event, it only shows that its sender is alive."),
         optional(
             "progress",
@@ -156,7 +156,7 @@ pub(crate) const ACTION: Object = Object {
 
 pub(crate) const TRANSITION: Object = Object {
     name: "transitionRule",
-    about: "What an event does. Of several transitions the first whose `if` holds is taken.",
+    about: "What an event does. If there are several transitions, the first whose `if` is true is taken.",
     keys: &[
         optional("if", Part("expression"), "Condition. Without one the transition is always taken."),
         optional(

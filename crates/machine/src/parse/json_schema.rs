@@ -10,10 +10,10 @@ use serde_json::Value;
 use super::reader::Findings;
 use crate::{definition::Schema, node::Node};
 
-/// Parts of one schema, with its references followed.
+/// Maximum number of parts of one schema, with its references followed.
 const MAX_PARTS: usize = 20_000;
 
-/// Patterns of all schemas of one definition, and bytes of one compiled pattern.
+/// Maximum number of patterns in all schemas of one definition, and of bytes of one compiled pattern.
 const MAX_PATTERNS: usize = 50;
 const MAX_PATTERN_BYTES: usize = 2 << 20;
 
@@ -21,7 +21,7 @@ const MAX_PATTERN_BYTES: usize = 2 << 20;
 const DATA: [&str; 5] = ["const", "enum", "default", "examples", "required"];
 
 /// Keywords that move the target of a reference, or leave it open until the schema is used.
-const REFUSED: [&str; 7] =
+const UNSUPPORTED: [&str; 7] =
     ["$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"];
 
 pub(super) fn read(findings: &mut Findings, node: &Node, path: &str) -> Option<Schema> {
@@ -83,7 +83,7 @@ impl<'a> Walk<'a> {
     fn keyword(&mut self, key: &'a str, value: &'a Value) -> Result<usize, String> {
         match (key, value) {
             ("$ref", Value::String(reference)) => self.reference(reference),
-            (key, _) if REFUSED.contains(&key) => Err(format!("\"{key}\" is not supported in a schema")),
+            (key, _) if UNSUPPORTED.contains(&key) => Err(format!("\"{key}\" is not supported in a schema")),
             (key, _) if DATA.contains(&key) => Ok(1),
             ("pattern", _) => {
                 self.patterns += 1;

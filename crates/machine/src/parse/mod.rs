@@ -19,16 +19,16 @@ use crate::{
     node::{Node, NodeValue, Position},
 };
 
-/// Findings of one definition. A text that is not a definition can have thousands.
+/// Maximum number of findings that are returned. A text that is not a definition can have thousands.
 const MAX_FINDINGS: usize = 100;
 
-/// Events of one machine.
+/// Maximum number of events of one machine.
 const MAX_EVENTS: usize = 500;
 
 impl Definition {
     /// Reads and checks a definition. Returns every error, in the order of the text.
     ///
-    /// The time and the memory are bounded, whatever the text is.
+    /// Uses a bounded amount of time and memory for any text.
     pub fn parse(text: &str) -> Result<Definition, Vec<Finding>> {
         let node = Node::parse(text).map_err(|finding| vec![finding])?;
         let mut findings = Findings::default();
@@ -39,7 +39,7 @@ impl Definition {
         }
         match definition {
             Some(definition) if findings.found.is_empty() => Ok(definition),
-            _ => Err(in_order(findings.found)),
+            _ => Err(sorted(findings.found)),
         }
     }
 }
@@ -61,7 +61,7 @@ fn gaps(definition: &Definition, findings: &Findings) -> Gaps {
     }
 }
 
-fn in_order(mut found: Vec<Finding>) -> Vec<Finding> {
+fn sorted(mut found: Vec<Finding>) -> Vec<Finding> {
     found.sort_by_key(|finding| finding.position);
     found.dedup();
     if found.len() > MAX_FINDINGS {
@@ -115,7 +115,7 @@ fn read(node: &Node, findings: &mut Findings) -> Option<Definition> {
     (!definition.states.is_empty()).then_some(definition)
 }
 
-/// A task that exceeds a limit must end, or it would exceed the limit again.
+/// Checks that a task that exceeds a limit ends. Otherwise it would exceed the limit again.
 fn check_final_limit(findings: &mut Findings, fields: &Fields<'_>, definition: &Definition) {
     if let Some(to) = definition.limits.to.filter(|to| definition.states[*to].ends.is_none())
         && let Some((node, path)) = fields.get("limits")
@@ -125,17 +125,17 @@ fn check_final_limit(findings: &mut Findings, fields: &Fields<'_>, definition: &
     }
 }
 
-/// Every event that the states mention is declared, or comes from Faena.
+/// Checks that every event that the states mention is declared or created by Faena.
 fn check_events(findings: &mut Findings, definition: &Definition) {
-    let own = own_events(definition);
+    let created = faena_events(definition);
     let has_errors = !findings.found.is_empty();
     for mention in std::mem::take(&mut findings.mentioned) {
         let Mention { event, is_handled, position, path } = mention;
-        let is_own = is_handled && (own.contains(&event) || (has_errors && is_reserved(&event)));
-        if !is_own && !definition.events.contains_key(&event) {
+        let is_created = is_handled && (created.contains(&event) || (has_errors && is_reserved(&event)));
+        if !is_created && !definition.events.contains_key(&event) {
             let message = match is_reserved(&event) {
                 false => format!("\"{}\" is not declared under \"events\"", event.escape_debug()),
-                true => format!("\"{}\" is not an event of Faena in this machine", event.escape_debug()),
+                true => format!("\"{}\" is not an event that Faena creates for this machine", event.escape_debug()),
             };
             findings.add(position, &path, message);
         }
@@ -143,17 +143,17 @@ fn check_events(findings: &mut Findings, definition: &Definition) {
 }
 
 /// Returns the events that Faena creates for this machine.
-fn own_events(definition: &Definition) -> BTreeSet<String> {
-    let mut own = BTreeSet::from(["approval.granted".to_owned(), "approval.denied".to_owned()]);
+fn faena_events(definition: &Definition) -> BTreeSet<String> {
+    let mut events = BTreeSet::from(["approval.granted".to_owned(), "approval.denied".to_owned()]);
     for state in &definition.states {
-        own.extend(state.timers.iter().map(|timer| format!("timer.{}", timer.name)));
+        events.extend(state.timers.iter().map(|timer| format!("timer.{}", timer.name)));
         for action in state.actions() {
             if let Action::Job(job) = action {
-                own.extend(["completed", "failed"].map(|end| format!("job.{}.{end}", job.name)));
+                events.extend(["completed", "failed"].map(|end| format!("job.{}.{end}", job.name)));
             }
         }
     }
-    own
+    events
 }
 
 fn is_reserved(event: &str) -> bool {
@@ -175,7 +175,7 @@ pub(in crate::parse) struct NamedState<'a> {
 impl Names<'_> {
     fn index(&self, findings: &mut Findings, node: &Node, path: &str) -> Option<StateIndex> {
         let name = findings.text(node, path)?;
-        // A path of nested states means its last one.
+        // A path of nested states refers to its last state.
         let last = name.rsplit('.').next().unwrap_or(&name);
         let index = self.0.iter().position(|state| state.name == last);
         if index.is_none() {
@@ -235,7 +235,7 @@ fn events(findings: &mut Findings, node: &Node, path: &str) -> BTreeMap<String, 
         let name = entry.key.clone();
         findings.name(&name, entry.position, &path);
         if is_reserved(&name) {
-            let message = format!("the prefixes {} are those of Faena's own events", RESERVED.join(", "));
+            let message = format!("the prefixes {} are reserved for events that Faena creates", RESERVED.join(", "));
             findings.add(entry.position, &path, message);
         }
         let fields = findings.fields(&entry.value, &path, &format::EVENT);

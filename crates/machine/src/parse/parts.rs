@@ -17,7 +17,7 @@ use crate::{
 /// The type of job that calls a language model.
 pub const LLM_JOB: &str = "llm.chat";
 
-/// Timers of one state, and reminders of one approval. Each is a row of every task in the state.
+/// Maximum number of timers of one state, and of reminders of one approval. Each is a row for every task in the state.
 const MAX_TIMERS: usize = 50;
 
 /// Reads a list of actions.
@@ -48,7 +48,8 @@ pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Ac
                 (entry.key.clone(), template.unwrap_or(Template::Constant(Value::Null)))
             })
             .collect();
-        // All are computed before one is set, so their order has no effect. It is the same for the text and its canonical form.
+        // All values are computed before any is set, so the order has no effect. Sorted keys give a text and its
+        // canonical form the same definition.
         values.sort_by(|(a, _), (b, _)| a.cmp(b));
         actions.push(Action::Set(values));
     }
@@ -79,16 +80,16 @@ pub(super) fn actions_of(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Ac
         }
         None => {}
     }
-    misplaced(findings, fields, &written);
+    check_misplaced(findings, fields, &written);
     actions
 }
 
 /// Reports keys of an action that would have no effect.
-fn misplaced(findings: &mut Findings, fields: &Fields<'_>, written: &[&str]) {
+fn check_misplaced(findings: &mut Findings, fields: &Fields<'_>, written: &[&str]) {
     let owners: [(&str, &[&str], &str); 3] = [
-        ("data", &["emit", "job", "llm"], "belongs to emit, job or llm, and none of them is here"),
-        ("name", &["job"], "belongs to job, and there is none here"),
-        ("options", &["job", "llm"], "belongs to job or llm, and none of them is here"),
+        ("data", &["emit", "job", "llm"], "has no effect without emit, job or llm"),
+        ("name", &["job"], "has no effect without job"),
+        ("options", &["job", "llm"], "has no effect without job or llm"),
     ];
     for (key, owners, message) in owners {
         if let Some((node, path)) = fields.get(key)
@@ -99,7 +100,7 @@ fn misplaced(findings: &mut Findings, fields: &Fields<'_>, written: &[&str]) {
     }
 }
 
-/// Reads the name under which the end of a job arrives. It is one part of an event's name, so it has no dot.
+/// Reads the name of a job. It is one part of the name of the event that reports the job's end, so it has no dot.
 fn job_name(findings: &mut Findings, fields: &Fields<'_>, key: &str) -> Option<String> {
     let Some((node, path)) = fields.get(key) else {
         findings.add(fields.position, &fields.path, "a job needs a \"name\": its end arrives as job.NAME.completed");
@@ -221,7 +222,7 @@ pub(super) fn approval(names: &Names<'_>, findings: &mut Findings, fields: &Fiel
     })
 }
 
-/// Reads URLs, and expressions that give URLs. Which addresses may be called is decided by the server that calls them.
+/// Reads URLs, and expressions that return URLs. The server that calls them decides which addresses are allowed.
 fn receivers(findings: &mut Findings, fields: &Fields<'_>) -> Vec<Template> {
     let Some((node, path)) = fields.get("webhook") else { return Vec::new() };
     let items = findings.items(node);

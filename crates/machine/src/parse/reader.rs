@@ -6,7 +6,7 @@ use crate::{
     node::{Entry, Node, NodeValue, Position},
 };
 
-/// Collects findings while a definition is read, so that all of them are reported at once.
+/// Collects findings while a definition is read, so that all of them are reported together.
 #[derive(Default)]
 pub(super) struct Findings {
     pub found: Vec<Finding>,
@@ -35,7 +35,7 @@ impl Findings {
         self.found.push(Finding::new(position, path, message));
     }
 
-    /// Notes that a state publishes an event or has a policy for it.
+    /// Records that a state publishes an event or has a policy for it.
     pub fn mention(&mut self, event: &str, position: Position, path: &str) {
         let (event, path) = (event.to_owned(), path.to_owned());
         self.mentioned.push(Mention { event, is_handled: false, position, path });

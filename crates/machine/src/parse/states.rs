@@ -12,7 +12,7 @@ use crate::{
     node::{Node, NodeValue},
 };
 
-/// States of one machine. The checks and drawings look at each pair of states.
+/// Maximum number of states of one machine. The checks and drawings examine each pair of states.
 const MAX_STATES: usize = 500;
 
 /// Collects the names of all states, so that a target may be declared further down in the text.
@@ -99,13 +99,13 @@ impl Names<'_> {
         state
     }
 
-    /// A state with inner states has one of them as its first.
+    /// Checks that a state with inner states has one of them as its first.
     fn check_initial(&self, findings: &mut Findings, index: StateIndex, state: &mut State) {
         let has_inner = self.0.iter().any(|other| other.parent == Some(index));
         let path = &self.0[index].path;
         match state.initial {
             None if has_inner => {
-                findings.add(state.position, path, "\"initial\" is missing: say which inner state comes first")
+                findings.add(state.position, path, "\"initial\" is missing: name the inner state to enter first")
             }
             Some(initial) if self.0[initial].parent != Some(index) => {
                 findings.add(state.position, path, "\"initial\" must be a state directly inside this one");
@@ -142,7 +142,7 @@ impl Names<'_> {
         }
         let fields = findings.fields(node, path, &format::TRANSITION);
         if let Some((node, path)) = fields.get("exceeded").filter(|_| fields.get("loop").is_none()) {
-            findings.add(node.position, &path, "belongs to loop, and there is none here");
+            findings.add(node.position, &path, "has no effect without loop");
         }
         let mut actions = parts::actions_of(findings, &fields);
         actions.extend(parts::action_list(findings, &fields, "do"));

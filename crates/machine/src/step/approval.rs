@@ -113,14 +113,14 @@ impl Run<'_> {
         hash: Option<&str>,
         comment: Option<String>,
     ) -> Result<Answer, String> {
-        let refuse = |reason: String| Ok((Outcome::Rejected, Some(reason)));
+        let reject = |reason: String| Ok((Outcome::Rejected, Some(reason)));
         let forbid = |reason: String| Ok((Outcome::Forbidden, Some(reason)));
-        let Some(approval) = &self.task.approval else { return refuse("no approval is open".into()) };
+        let Some(approval) = &self.task.approval else { return reject("no approval is open".into()) };
         if self.task.paused_at.is_some() {
-            return refuse("the task is paused".into());
+            return reject("the task is paused".into());
         }
         if let Some(hash) = hash.filter(|hash| *hash != approval.hash) {
-            return refuse(format!("the approval is about {}, not {hash}", approval.hash));
+            return reject(format!("the approval is about {}, not {hash}", approval.hash));
         }
         let rule = self.definition.states[self.state_index(&approval.state)?].approval.as_ref();
         if caller.identity == self.task.creator && !rule.is_some_and(|rule| rule.allow_creator) {
@@ -133,7 +133,7 @@ impl Run<'_> {
         if let Some(earlier) = earlier {
             return match earlier.approve == approve {
                 true => Ok((Outcome::Ignored, Some(format!("{} has decided this already", caller.actor)))),
-                false => refuse(format!("{} has decided already, and differently", caller.actor)),
+                false => reject(format!("{} has decided already, and differently", caller.actor)),
             };
         }
         self.count(caller, approve, comment);
@@ -159,11 +159,11 @@ impl Run<'_> {
             true => format!("approved: {approvals} of {}", approval.quorum),
             false => "denied".to_owned(),
         };
-        self.record(&self.own_event("approval.decided", actor), Outcome::Applied, None, Vec::new(), Some(reason));
+        self.record(&self.faena_event("approval.decided", actor), Outcome::Applied, None, Vec::new(), Some(reason));
         self.task.last_seen = self.task.last_seen.max(self.now);
         if is_granted || !approve {
             let kind = if approve { "approval.granted" } else { "approval.denied" };
-            self.created.push(Event { payload, ..self.own_event(kind, actor) });
+            self.created.push(Event { payload, ..self.faena_event(kind, actor) });
             self.notify_end(if approve { "task.approval.granted" } else { "task.approval.denied" });
         }
     }

@@ -19,7 +19,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Notes that the other side is alive, and whether it made progress.
+    /// Records that the sender is alive, and whether it made progress.
     pub(super) fn seen(&mut self, event: &Event) {
         self.task.last_seen = self.task.last_seen.max(self.now);
         let progress = self.definition.events.get(&event.kind).and_then(|kind| kind.progress.as_ref());
@@ -34,8 +34,8 @@ impl<'a> Run<'a> {
 
     /// Offers an event to the active states, the innermost first.
     pub(super) fn offer(&mut self, event: &Event) -> Result<Answer, String> {
-        let mut refusals = Vec::new();
-        let found = self.find(event, &mut refusals);
+        let mut rejections = Vec::new();
+        let found = self.find(event, &mut rejections);
         if let Some(approve) = found.and_then(|(_, transition)| transition.decision) {
             let (outcome, reason) = self.decide_by_event(event, approve)?;
             if outcome == Outcome::Ignored {
@@ -53,38 +53,40 @@ impl<'a> Run<'a> {
             return Ok((Outcome::Applied, None));
         }
         let kind = self.definition.events.get(&event.kind);
-        if refusals.is_empty() && kind.is_some_and(|kind| kind.heartbeat) {
+        if rejections.is_empty() && kind.is_some_and(|kind| kind.heartbeat) {
             return Ok((Outcome::Applied, None));
         }
-        let reason = match refusals.is_empty() {
+        let reason = match rejections.is_empty() {
             true => format!("{} does not handle it", self.task.state()),
-            false => refusals.join("; "),
+            false => rejections.join("; "),
         };
         Ok(self.unexpected(event, reason))
     }
 
     /// Returns why no state handles a deferred event now.
-    pub(super) fn refusals(&self, event: &Event) -> Vec<String> {
-        let mut refusals = Vec::new();
-        let found = self.find(event, &mut refusals);
+    pub(super) fn rejections(&self, event: &Event) -> Vec<String> {
+        let mut rejections = Vec::new();
+        let found = self.find(event, &mut rejections);
         if found.is_some_and(|(_, transition)| transition.decision.is_some()) {
-            refusals.push("an event that was deferred cannot decide about an approval; send it again".to_owned());
+            rejections.push("an event that was deferred cannot decide about an approval; send it again".to_owned());
         }
-        if refusals.is_empty() {
-            refusals.push(format!("{} does not handle it", self.task.state()));
+        if rejections.is_empty() {
+            rejections.push(format!("{} does not handle it", self.task.state()));
         }
-        refusals
+        rejections
     }
 
-    fn find(&self, event: &Event, refusals: &mut Vec<String>) -> Option<(StateIndex, &'a Transition)> {
+    fn find(&self, event: &Event, rejections: &mut Vec<String>) -> Option<(StateIndex, &'a Transition)> {
         let variables = self.variables(event);
         for active in self.task.active.iter().rev() {
             let owner = self.definition.state(&active.state)?;
             for transition in self.definition.states[owner].transitions(&event.kind) {
                 match transition.guard.as_ref().map(|guard| (guard, guard.is_true(&variables))) {
                     None | Some((_, Ok(true))) => return Some((owner, transition)),
-                    Some((guard, Ok(false))) => refusals.push(format!("the condition \"{}\" is false", guard.source())),
-                    Some((_, Err(error))) => refusals.push(error),
+                    Some((guard, Ok(false))) => {
+                        rejections.push(format!("the condition \"{}\" is false", guard.source()))
+                    }
+                    Some((_, Err(error))) => rejections.push(error),
                 }
             }
         }

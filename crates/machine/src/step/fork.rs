@@ -24,7 +24,7 @@ pub struct HistoryPoint {
 }
 
 impl HistoryPoint {
-    /// Moves on to the next record.
+    /// Applies the next record.
     pub fn advance(&mut self, record: &Record) {
         self.record = record.sequence;
         self.data.extend(record.set.clone());

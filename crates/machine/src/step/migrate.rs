@@ -54,30 +54,30 @@ impl Migration {
 
     /// Moves a task, or returns why it cannot move.
     pub(super) fn apply(&self, from: &Definition, task: &Task, now: Timestamp) -> Step {
-        let refuse = |reason: String| unchanged(task, Outcome::Rejected, Some(reason));
+        let reject = |reason: String| unchanged(task, Outcome::Rejected, Some(reason));
         if task.status.has_ended() {
-            return refuse("the task has ended".to_owned());
+            return reject("the task has ended".to_owned());
         }
         if from.version != self.from || from.machine != self.definition.machine {
-            return refuse(format!("the task has version {} of {}", from.version, from.machine));
+            return reject(format!("the task has version {} of {}", from.version, from.machine));
         }
         if task.status == Status::Queued {
-            return self.apply_to_queued(task, now).unwrap_or_else(refuse);
+            return self.apply_to_queued(task, now).unwrap_or_else(reject);
         }
         let target = match self.target(&task.state()) {
             Ok(target) => target,
-            Err(reason) => return refuse(reason),
+            Err(reason) => return reject(reason),
         };
         let mut run = Run::new(&self.definition, task, now);
         match run.migrate(self, from, target) {
             Ok(()) => run.finish(Outcome::Applied, None),
-            Err(reason) => refuse(reason),
+            Err(reason) => reject(reason),
         }
     }
 }
 
 impl Migration {
-    /// Gives a queued task the other version. It starts there.
+    /// Moves a queued task to the other version, in which it starts later.
     fn apply_to_queued(&self, task: &Task, now: Timestamp) -> Result<Step, String> {
         let mut run = Run::new(&self.definition, task, now);
         check_size(run.definition, &run.task.data)?;
@@ -87,7 +87,7 @@ impl Migration {
         run.task.counters.retain(|name, _| self.definition.counters.contains_key(name));
         let unknown = run.drop_unknown_events();
         run.new_version = Some(self.definition.version);
-        let (event, reason) = (run.own_event("task.migrated", &self.actor), self.reason());
+        let (event, reason) = (run.faena_event("task.migrated", &self.actor), self.reason());
         run.record(&event, Outcome::Applied, None, Vec::new(), Some(reason));
         run.record_dropped(unknown);
         Ok(run.finish(Outcome::Applied, None))
@@ -106,7 +106,7 @@ fn last(state: &str) -> &str {
 impl Run<'_> {
     fn migrate(&mut self, migration: &Migration, from: &Definition, target: StateIndex) -> Result<(), String> {
         check_size(self.definition, &self.task.data)?;
-        let event = self.own_event("task.migrated", &migration.actor);
+        let event = self.faena_event("task.migrated", &migration.actor);
         let (state, version) = (self.task.state(), self.definition.version);
         self.close_approval();
         self.task.active.clear();
@@ -143,10 +143,11 @@ impl Run<'_> {
         }
     }
 
-    /// Drops the timers of states. The task keeps its age: only the limit may be another one.
+    /// Removes the timers of states. The lifetime of the task continues, with the limit of the new version.
     fn move_lifetime(&mut self, from: &Definition) {
         let longer_ms = self.definition.limits.lifetime_ms - from.limits.lifetime_ms;
-        // The pause so far is over for the timers of the new state, which start now; the lifetime has to wait for it.
+        // The pause so far extends the lifetime. The timers of the new state start now, so the pause does not extend
+        // them.
         let paused_ms = match (self.task.status, &mut self.task.paused_at) {
             (Status::Paused, Some(paused_at)) => self.now.ms_since(std::mem::replace(paused_at, self.now)).max(0),
             _ => 0,

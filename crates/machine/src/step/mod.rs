@@ -24,7 +24,7 @@ use crate::{
     task::{Caller, Effect, Event, Outcome, Record, Status, Task},
 };
 
-/// Something that a task is asked to react to.
+/// An input that a task reacts to.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// An event from outside.
@@ -42,7 +42,7 @@ pub enum Input {
         hash: Option<String>,
         comment: Option<String>,
     },
-    /// The time of a timer has come.
+    /// A timer is due.
     Timers,
     Cancel {
         actor: String,
@@ -60,7 +60,7 @@ pub enum Input {
     Start,
 }
 
-/// What an input did.
+/// Result of an input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub task: Task,
@@ -69,14 +69,14 @@ pub struct Step {
     pub reason: Option<String>,
     pub records: Vec<Record>,
     pub effects: Vec<Effect>,
-    /// For a new task: how it was before its first state, for [`queue`].
+    /// For a new task: the task before it entered its first state, for [`queue`].
     pub unstarted: Option<Arc<Task>>,
 }
 
-/// States that one input may lead through. A machine that needs more has a loop in its own events.
+/// Maximum number of states that one input may lead through. A machine that needs more has a loop in its own events.
 const MAX_MOVES: u32 = 100;
 
-/// Events that may wait for a state that handles them.
+/// Maximum number of events that may wait for a state that handles them.
 const MAX_DEFERRED: usize = 100;
 
 /// Creates a task in the first state of its machine, and gives it the start event.
@@ -109,7 +109,7 @@ pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) 
     {
         return unchanged(task, Outcome::Invalid, Some(error));
     }
-    let (name, actor, is_ours) = match &input {
+    let (name, actor, is_internal) = match &input {
         Input::Event(event) => (event.kind.clone(), event.actor.clone(), false),
         Input::JobEnded { event, .. } => (event.kind.clone(), event.actor.clone(), true),
         Input::Timers => ("timer".into(), "system:tasks".into(), true),
@@ -123,7 +123,7 @@ pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) 
         Ok((outcome @ (Outcome::Rejected | Outcome::Forbidden), reason)) => unchanged(task, outcome, reason),
         Ok((outcome, reason)) => run.finish(outcome, reason),
         // The sender can correct an event. Faena's own inputs have no sender, so the task ends where it is.
-        Err(error) if !is_ours => unchanged(task, Outcome::Rejected, Some(error)),
+        Err(error) if !is_internal => unchanged(task, Outcome::Rejected, Some(error)),
         Err(error) => {
             let mut run = Run::new(definition, task, now);
             run.end_with_fault(&name, &actor, error.clone());
@@ -185,7 +185,7 @@ impl<'a> Run<'a> {
 
     fn apply(&mut self, input: Input) -> Result<Answer, String> {
         if self.task.status.has_ended() {
-            return Ok(self.after_the_end(input));
+            return Ok(self.apply_after_end(input));
         }
         let answer = match input {
             Input::Event(event) if self.task.status == Status::Queued => self.keep_for_start(&event),
@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
         Ok(answer)
     }
 
-    fn after_the_end(&mut self, input: Input) -> Answer {
+    fn apply_after_end(&mut self, input: Input) -> Answer {
         let reason = "the task has ended".to_owned();
         match input {
             Input::Event(event) | Input::JobEnded { event, .. } => {
@@ -261,7 +261,7 @@ impl<'a> Run<'a> {
         }
         self.task.status = Status::Paused;
         self.task.paused_at = Some(self.now);
-        self.record(&self.own_event("task.paused", actor), Outcome::Applied, None, Vec::new(), None);
+        self.record(&self.faena_event("task.paused", actor), Outcome::Applied, None, Vec::new(), None);
         (Outcome::Applied, None)
     }
 
@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
         self.task.last_seen = self.task.last_seen.plus_ms(pause);
         self.task.progress_at = self.task.progress_at.plus_ms(pause);
         self.task.status = Status::Running;
-        self.record(&self.own_event("task.resumed", actor), Outcome::Applied, None, Vec::new(), None);
+        self.record(&self.faena_event("task.resumed", actor), Outcome::Applied, None, Vec::new(), None);
         self.has_changed = true;
         (Outcome::Applied, None)
     }
@@ -285,7 +285,7 @@ impl<'a> Run<'a> {
     fn cancel(&mut self, actor: &str, reason: Option<String>) -> Result<(), String> {
         self.task.paused_at = None;
         self.task.status = Status::Running;
-        let event = self.own_event("task.cancelled", actor);
+        let event = self.faena_event("task.cancelled", actor);
         match self.definition.cancel {
             Some(target) => self.go_to(&event, None, target, Vec::new(), reason),
             None => {
@@ -298,13 +298,13 @@ impl<'a> Run<'a> {
 
     /// Ends a task that cannot continue, without another state.
     fn end_with_fault(&mut self, event: &str, actor: &str, fault: String) {
-        let event = self.own_event(event, actor);
+        let event = self.faena_event(event, actor);
         self.record(&event, Outcome::Applied, None, Vec::new(), Some(fault.clone()));
         self.task.fault = Some(fault);
         self.end(Status::Failed);
     }
 
-    /// Ends the task in its present state.
+    /// Ends the task in its current state.
     fn end(&mut self, status: Status) {
         self.task.status = status;
         self.task.ended_at = Some(self.now);
@@ -324,7 +324,7 @@ impl<'a> Run<'a> {
         self.effects.push(Effect::Notice { event: "task.ended", data });
     }
 
-    fn own_event(&self, kind: &str, actor: &str) -> Event {
+    fn faena_event(&self, kind: &str, actor: &str) -> Event {
         let (id, payload) = (String::new(), json!({}));
         Event { id, kind: kind.into(), payload, actor: actor.into(), decider: None, at: self.now }
     }
@@ -377,7 +377,7 @@ impl<'a> Run<'a> {
         Variables::new(&self.task.data, &event.payload, meta, || self.task_variable(), self.now.as_ms())
     }
 
-    /// What expressions see as `task`. Every counter is there, also before it counts.
+    /// Returns what expressions see as `task`. Contains every counter, even if it is 0.
     fn task_variable(&self) -> Value {
         let counters = self.definition.counters.keys();
         let counters: serde_json::Map<String, Value> =

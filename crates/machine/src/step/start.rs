@@ -23,7 +23,7 @@ pub(super) fn first_step(definition: &Definition, task: Task, now: Timestamp) ->
 pub fn queue(definition: &Definition, task: &Task, now: Timestamp) -> Step {
     let mut run = Run::new(definition, task, now);
     run.task.status = Status::Queued;
-    let (event, reason) = (run.own_event("task.queued", &task.created_by), "its machine is at its limit".to_owned());
+    let (event, reason) = (run.faena_event("task.queued", &task.created_by), "its machine is at its limit".to_owned());
     run.record(&event, Outcome::Applied, None, Vec::new(), Some(reason));
     let data = serde_json::json!({"status": Status::Queued});
     run.effects.push(Effect::Notice { event: "task.queued", data });

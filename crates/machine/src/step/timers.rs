@@ -9,7 +9,7 @@ use crate::{
     task::{Effect, Outcome, Status, Timer, TimerKind},
 };
 
-/// The sender of what Faena does to a task on its own.
+/// Actor of the changes that Faena itself makes to a task.
 const ACTOR: &str = "system:tasks";
 
 impl Run<'_> {
@@ -56,8 +56,9 @@ impl Run<'_> {
 
     fn fire(&mut self, timer: Timer) -> Result<(), String> {
         if timer.kind == TimerKind::Lifetime {
-            let event = self.own_event("deadline.lifetime", ACTOR);
-            return self.limit_exceeded(&event, format!("age, {} s", self.definition.limits.lifetime_ms / 1_000));
+            let event = self.faena_event("deadline.lifetime", ACTOR);
+            return self
+                .limit_exceeded(&event, format!("{} s of lifetime", self.definition.limits.lifetime_ms / 1_000));
         }
         let index = self.state_index(&timer.state)?;
         let state = &self.definition.states[index];
@@ -65,7 +66,7 @@ impl Run<'_> {
             TimerKind::Silence | TimerKind::NoProgress | TimerKind::Total => self.deadline(timer, index, state),
             TimerKind::Poll => self.poll(timer, state),
             TimerKind::Named(name) => {
-                let event = self.own_event(&format!("timer.{name}"), ACTOR);
+                let event = self.faena_event(&format!("timer.{name}"), ACTOR);
                 if let Some(rule) = state.timers.iter().find(|rule| rule.name == *name && rule.repeats) {
                     let due = next_after(timer.due, rule.after_ms, self.now);
                     self.task.timers.push(Timer { due, ..timer });
@@ -85,7 +86,7 @@ impl Run<'_> {
             TimerKind::Expire => {
                 let expiry = state.approval.as_ref().and_then(|approval| approval.expires.as_ref());
                 let Some(target) = expiry.map(|expiry| expiry.to) else { return Ok(()) };
-                let event = self.own_event("approval.expired", ACTOR);
+                let event = self.faena_event("approval.expired", ACTOR);
                 self.notice("approval.expired", json!({}));
                 self.notify_end("task.approval.expired");
                 self.go_to(&event, Some(index), target, Vec::new(), Some("no decision in time".into()))
@@ -94,7 +95,7 @@ impl Run<'_> {
         }
     }
 
-    /// A message or progress since the timer was set moves the deadline; otherwise the task leaves the state.
+    /// Moves the deadline if a message or progress arrived since the timer was set; otherwise leaves the state.
     fn deadline(&mut self, timer: Timer, index: StateIndex, state: &State) -> Result<(), String> {
         let Some(deadline) = &state.deadline else { return Ok(()) };
         let entered_at = self.task.active.iter().find(|active| active.state == state.name).map(|active| active.since);
@@ -111,7 +112,7 @@ impl Run<'_> {
                 return Ok(());
             }
         }
-        let event = self.own_event(&format!("deadline.{name}"), ACTOR);
+        let event = self.faena_event(&format!("deadline.{name}"), ACTOR);
         let reason = match name {
             "silence" => format!("no message for {}", seconds(limit)),
             "no_progress" => format!("no progress for {}", seconds(limit)),
@@ -123,7 +124,7 @@ impl Run<'_> {
 
     fn poll(&mut self, timer: Timer, state: &State) -> Result<(), String> {
         let Some(poll) = &state.poll else { return Ok(()) };
-        let event = self.own_event("timer.poll", ACTOR);
+        let event = self.faena_event("timer.poll", ACTOR);
         let payload = poll.data.evaluate(&self.variables(&event))?;
         self.effects.push(Effect::Emit { event: poll.event.clone(), payload });
         let due = next_after(timer.due, poll.every_ms, self.now);
@@ -138,7 +139,7 @@ impl Run<'_> {
         if !approval.groups.is_empty() {
             approval.groups.extend(escalation.groups.iter().cloned());
         }
-        let event = self.own_event("approval.escalated", ACTOR);
+        let event = self.faena_event("approval.escalated", ACTOR);
         self.record(&event, Outcome::Applied, None, Vec::new(), Some(format!("to {}", escalation.groups.join(", "))));
         let approval = self.task.approval.as_ref().map(published);
         self.notice("approval.escalated", json!({"approval": approval, "groups": escalation.groups}));
@@ -146,7 +147,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns the next time of a repeated timer after `now`. Times that passed unseen are skipped.
+/// Returns the next time of a repeated timer after `now`. Skips times that have passed.
 fn next_after(due: Timestamp, every_ms: i64, now: Timestamp) -> Timestamp {
     let missed = now.ms_since(due).max(0) / every_ms;
     due.plus_ms((missed + 1).saturating_mul(every_ms))

@@ -27,7 +27,7 @@ pub fn why(definition: &Definition, task: &Task, now: Timestamp) -> Vec<WaitReas
     }
     let mut reasons = Vec::new();
     if task.status == Status::Queued {
-        let message = format!("it starts when fewer tasks of {} run than their limit", definition.machine);
+        let message = format!("it starts when fewer tasks of {} run than its limit allows", definition.machine);
         reasons.push(reason("queued", message));
         for event in &task.deferred {
             let message = format!("{} from {} is deferred: the task is queued", event.kind, event.actor);
@@ -58,8 +58,8 @@ pub fn why(definition: &Definition, task: &Task, now: Timestamp) -> Vec<WaitReas
     }
     let run = Run::new(definition, task, now);
     for event in &task.deferred {
-        let refusals = run.refusals(event).join("; ");
-        reasons.push(reason("deferred", format!("{} from {} is deferred: {refusals}", event.kind, event.actor)));
+        let rejections = run.rejections(event).join("; ");
+        reasons.push(reason("deferred", format!("{} from {} is deferred: {rejections}", event.kind, event.actor)));
     }
     reasons
 }
@@ -78,9 +78,9 @@ fn awaited_events(definition: &Definition, task: &Task) -> Vec<String> {
 
 fn describe(kind: &TimerKind) -> String {
     match kind {
-        TimerKind::Silence => "its limit for silence ends".into(),
-        TimerKind::NoProgress => "its limit without progress ends".into(),
-        TimerKind::Total => "its time in this state ends".into(),
+        TimerKind::Silence => "its silence deadline passes".into(),
+        TimerKind::NoProgress => "its no-progress deadline passes".into(),
+        TimerKind::Total => "its total deadline in this state passes".into(),
         TimerKind::Lifetime => "its lifetime ends".into(),
         TimerKind::Poll => "it asks the service for its status".into(),
         TimerKind::Named(name) => format!("timer {name} fires"),

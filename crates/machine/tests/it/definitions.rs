@@ -124,12 +124,12 @@ fn an_error_deep_inside_a_state_is_reported_with_its_own_line() {
         (
             format!("  A:\n    {limited}\n    on:\n      go: Z\n      timer.late: Z\n{end}"),
             10,
-            "\"timer.late\" is not an event of Faena in this machine",
+            "\"timer.late\" is not an event that Faena creates for this machine",
         ),
         (
             format!("  A:\n    {limited}\n    on:\n      go: Z\n      job.send.completed: Z\n{end}"),
             10,
-            "\"job.send.completed\" is not an event of Faena in this machine",
+            "\"job.send.completed\" is not an event that Faena creates for this machine",
         ),
         (
             format!("  A:\n    forever: true\n    on:\n      go: {{to: A}}\n      back: Z\n{end}"),
@@ -148,11 +148,23 @@ fn an_error_deep_inside_a_state_is_reported_with_its_own_line() {
                 "  A:\n    {limited}\n    entry:\n      - set: {{x: 1}}\n      - {{emit: go, data: {{x: 1 + 'a'}}}}\n    on: {{go: Z}}\n{end}"
             ),
             10,
-            "+ compares or joins a number and text",
+            "+ cannot be used with a number and text",
         ),
-        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, exceeded: Z}}}}\n{end}"), 8, "belongs to loop"),
-        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, emit: go, name: x}}}}\n{end}"), 8, "belongs to job"),
-        (format!("  A:\n    {limited}\n    on: {{go: {{to: Z, data: 1}}}}\n{end}"), 8, "belongs to emit, job or llm"),
+        (
+            format!("  A:\n    {limited}\n    on: {{go: {{to: Z, exceeded: Z}}}}\n{end}"),
+            8,
+            "has no effect without loop",
+        ),
+        (
+            format!("  A:\n    {limited}\n    on: {{go: {{to: Z, emit: go, name: x}}}}\n{end}"),
+            8,
+            "has no effect without job",
+        ),
+        (
+            format!("  A:\n    {limited}\n    on: {{go: {{to: Z, data: 1}}}}\n{end}"),
+            8,
+            "has no effect without emit, job or llm",
+        ),
         (
             format!("  A:\n    {limited}\n    timers: {{x: {{after: 1h, every: 1h}}}}\n    on: {{go: Z}}\n{end}"),
             8,

@@ -75,7 +75,7 @@ async fn check_queue(queue: &RedisQueue, url: &str) -> Result<Vec<Finding>, Queu
         }
         // A database that cannot be read is reported already.
         let Ok(stored) = queue_entries(url).await else { return Ok(Vec::new()) };
-        if stored.is_cut {
+        if stored.is_truncated {
             return Ok(Vec::new());
         }
         let found = Differences::find(&stored, queue).await?;

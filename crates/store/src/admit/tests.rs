@@ -13,7 +13,7 @@ fn lane(id: LaneId, queue: &str, keyed: bool) -> Lane {
     Lane { id, queue: queue.into(), kind: format!("type-{id}"), priority: Priority::Normal, keyed }
 }
 
-fn most(concurrency: u32) -> Limit {
+fn concurrency_limit(concurrency: u32) -> Limit {
     Limit { concurrency: Some(concurrency), rate: None }
 }
 
@@ -68,7 +68,7 @@ fn choose(admission: &mut Admission, jobs: &[(LaneId, i64, i64)]) -> Vec<(LaneId
 #[test]
 fn a_limit_is_shared_by_waiting_time_and_names_the_limited_lanes() {
     let lanes = vec![lane(1, "q", false), lane(2, "q", false)];
-    let mut setup = Setup::new(lanes, vec![claim_limit(Scope::Queue("q".into()), most(5), 2)]);
+    let mut setup = Setup::new(lanes, vec![claim_limit(Scope::Queue("q".into()), concurrency_limit(5), 2)]);
     let mut admission = setup.request(10, 10);
     assert_eq!(admission.open_lanes().len(), 2);
     assert_eq!(admission.heads_wanted(1), 4, "one more than may start");
@@ -85,13 +85,13 @@ fn a_limit_is_shared_by_waiting_time_and_names_the_limited_lanes() {
 
 #[test]
 fn a_request_may_claim_its_idle_slots_or_a_quarter_of_the_free_concurrency() {
-    let mut free = claim_limit(Scope::System, most(100), 60);
+    let mut free = claim_limit(Scope::System, concurrency_limit(100), 60);
     let mut room = |idle_slots| {
         free.begin(idle_slots);
         free.room()
     };
     assert_eq!((room(1), room(30), room(400)), (10, 30, 40));
-    let mut setup = Setup::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::System, most(100), 98)]);
+    let mut setup = Setup::new(vec![lane(1, "q", false)], vec![claim_limit(Scope::System, concurrency_limit(100), 98)]);
     let mut admission = setup.request(10, 0);
     assert!(admission.open_lanes().is_empty());
     assert_eq!(admission.limited(), [Limited { lane: 1, until: Some(now().plus_ms(PREFETCH_RETRY_MS)) }]);
@@ -122,7 +122,7 @@ fn a_key_at_its_limit_is_closed_and_other_keys_are_served() {
     let mut admission = setup.request(10, 10);
     for (key, in_flight) in [(7, 1), (8, 0), (9, 0)] {
         let scope = Scope::Key(format!("k{key}"));
-        admission.add_key_queue(key_queue(1, key), || claim_limit(scope, most(1), in_flight), 10);
+        admission.add_key_queue(key_queue(1, key), || claim_limit(scope, concurrency_limit(1), in_flight), 10);
     }
     admission.add_empty(&key_queue(1, 99));
     let jobs = [(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4), (1, 9, 5)];
@@ -136,10 +136,10 @@ fn a_key_at_its_limit_is_closed_and_other_keys_are_served() {
 }
 
 #[test]
-fn a_chosen_job_that_is_gone_leaves_its_key_queue_open() {
+fn a_chosen_job_that_no_longer_exists_leaves_its_key_queue_open() {
     let mut setup = Setup::new(vec![lane(1, "q", true)], Vec::new());
     let mut admission = setup.request(10, 10);
-    admission.add_key_queue(key_queue(1, 7), || claim_limit(Scope::Key("k".into()), most(1), 0), 10);
+    admission.add_key_queue(key_queue(1, 7), || claim_limit(Scope::Key("k".into()), concurrency_limit(1), 0), 10);
     assert_eq!(choose(&mut admission, &[(1, 7, 1), (1, 7, 2)]), [(1, 1)]);
     admission.remove_missed(|_| true);
     assert!(admission.key_queue_changes().is_empty() && admission.maybe_empty().is_empty());
@@ -147,11 +147,15 @@ fn a_chosen_job_that_is_gone_leaves_its_key_queue_open() {
 }
 
 #[test]
-fn one_key_in_two_lanes_shares_its_room() {
+fn one_key_in_two_lanes_shares_its_limit() {
     let mut setup = Setup::new(vec![lane(1, "q", true), lane(2, "q", true)], Vec::new());
     let mut admission = setup.request(10, 10);
     for lane in [1, 2] {
-        admission.add_key_queue(key_queue(lane, 7), || claim_limit(Scope::Key("k".into()), most(2), 0), 10);
+        admission.add_key_queue(
+            key_queue(lane, 7),
+            || claim_limit(Scope::Key("k".into()), concurrency_limit(2), 0),
+            10,
+        );
     }
     let jobs = [(1, 7, 1), (1, 7, 4), (2, 7, 2), (2, 7, 3)];
     assert_eq!(choose(&mut admission, &jobs), [(1, 1), (2, 2)]);
@@ -159,7 +163,7 @@ fn one_key_in_two_lanes_shares_its_room() {
 }
 
 #[test]
-fn a_key_queue_that_may_give_more_is_read_again() {
+fn a_key_queue_that_may_have_more_jobs_is_read_again() {
     let mut setup = Setup::new(vec![lane(1, "q", true)], Vec::new());
     let mut admission = setup.request(50, 50);
     for key in 0..40 {

@@ -1,7 +1,7 @@
 //! The invariants, as SQL that finds the rows that violate them.
 //!
-//! Each query returns `code, id, words, x, y, z`; the code's entry in `CODES` says how to describe a row. The queries read each
-//! table once from end to end: a lookup per job took four times as long on a million finished jobs.
+//! Each query returns `code, id, detail, x, y, z`; the code's entry in `CODES` says how to describe a row. The queries
+//! read each table once from end to end: a lookup per job took four times as long on a million finished jobs.
 
 use super::{
     Cell, Collector, Dialect, EXAMPLES, Finding, Severity, collector,
@@ -16,7 +16,8 @@ pub(crate) struct Code {
     severity: Severity,
     /// The problem, after the number of rows: `{job is|jobs are}` agrees with it.
     summary: &'static str,
-    /// Description of a row: `{id}`, `{words}`, `{x}`, `{y}`, `{z}`; `{x:state}` is the name of a state, `{x:s}` seconds, `{x:jobs}` a number of jobs.
+    /// Description of a row: `{id}`, `{detail}`, `{x}`, `{y}`, `{z}`; `{x:state}` is the name of a state, `{x:s}`
+    /// seconds, `{x:jobs}` a number of jobs.
     example: &'static str,
     advice: &'static str,
     /// What a repair did, after the number of rows: `{job|jobs}` agrees with it.
@@ -47,7 +48,7 @@ impl Code {
     /// Describes a row of a query.
     pub fn describe(&self, row: &[Cell]) -> String {
         let mut text = self.example.to_owned();
-        for (index, name) in ["id", "words", "x", "y", "z"].into_iter().enumerate() {
+        for (index, name) in ["id", "detail", "x", "y", "z"].into_iter().enumerate() {
             let cell = row.get(index + 1).unwrap_or(&Cell::Null);
             text = text.replace(&format!("{{{name}}}"), &cell.to_string());
             text = text.replace(&format!("{{{name}:state}}"), tally_name(cell.number()));
@@ -95,7 +96,7 @@ pub(crate) fn code_of(code: &str) -> &'static Code {
 }
 
 const UNKNOWN: Code =
-    warning("unknown", "{problem|problems} of an unknown kind", "{id} {words}", "report this as a bug");
+    warning("unknown", "{problem|problems} of an unknown kind", "{id} {detail}", "report this as a bug");
 
 pub(super) const FIX: &str = "run \"faena doctor --fix\"";
 pub(super) const SERVE: &str =
@@ -143,14 +144,14 @@ const CODES: &[Code] = &[
     error(
         "orphaned-rows",
         "{row belongs|rows belong} to a job, webhook or worker that does not exist",
-        "{words} of {id}",
+        "{detail} of {id}",
         FIX,
     )
     .repaired("orphaned {row|rows} deleted"),
     error(
         "counter-drift",
         "{counter differs|counters differ} from the number of rows",
-        "{words} {x:state}: counter {y}, rows {z}",
+        "{detail} {x:state}: counter {y}, rows {z}",
         FIX,
     )
     .repaired("{counter|counters} recounted"),
@@ -160,25 +161,25 @@ const CODES: &[Code] = &[
     warning(
         "node-dead",
         "{node|nodes} stopped without releasing {its|their} jobs",
-        "{words} ({x:jobs} in flight)",
+        "{detail} ({x:jobs} in flight)",
         SERVE,
     )
     .repaired("{job|jobs} released from dead nodes"),
-    error("worker-unwatched", "live {worker has|workers have} neither a live node nor a deadline", "{words}", FIX)
+    error("worker-unwatched", "live {worker has|workers have} neither a live node nor a deadline", "{detail}", FIX)
         .repaired("{worker|workers} given a deadline"),
     warning(
         "worker-overdue",
         "{worker has|workers have} not been declared lost although {its|their} deadline has passed",
-        "{words} ({x:s} ago)",
+        "{detail} ({x:s} ago)",
         SERVE,
     ),
     error(
         "worker-state",
         "{worker has|workers have} a state that contradicts {its|their} end",
-        "{words} (state {x})",
+        "{detail} (state {x})",
         RESTORE,
     ),
-    error("worker-history", "illegal {transition|transitions} of workers", "{words}", RESTORE),
+    error("worker-history", "illegal {transition|transitions} of workers", "{detail}", RESTORE),
     error("outbox-without-event", "{message|messages} in the outbox without an event", "event {x} of {id}", FIX)
         .repaired("{message|messages} without an event deleted from the outbox"),
     error(
@@ -202,11 +203,11 @@ const CODES: &[Code] = &[
     )
     .repaired("{job|jobs} scheduled for a check now"),
     warning("waiting-overdue", "{job is|jobs are} overdue", "{id} ({x:s} ago)", SERVE),
-    error("illegal-state", "{row has|rows have} an unknown state", "{words} of {id}: {x}", RESTORE),
-    error("rule-illegal", "{setting|settings} of queues or limits {is|are} invalid", "{words}: {x}", RESTORE),
+    error("illegal-state", "{row has|rows have} an unknown state", "{detail} of {id}: {x}", RESTORE),
+    error("rule-illegal", "{setting|settings} of queues or limits {is|are} invalid", "{detail}: {x}", RESTORE),
     error("run-behind", "run {number is|numbers are} in use but not assigned yet", "{x}, assigned up to {y}", FIX)
         .repaired("run {sequence|sequences} moved forward"),
-    error("unique-key-held", "unique {key is|keys are} held by a finished job", "{words} ({id})", FIX)
+    error("unique-key-held", "unique {key is|keys are} held by a finished job", "{detail} ({id})", FIX)
         .repaired("unique {key|keys} released"),
     warning(
         "attempts-missing",
@@ -214,14 +215,14 @@ const CODES: &[Code] = &[
         "{id} ({x} retries, {y} recorded)",
         RESTORE,
     ),
-    error("log-unreadable", "{log is|logs are} unreadable", "{words} of {id}", RESTORE),
+    error("log-unreadable", "{log is|logs are} unreadable", "{detail} of {id}", RESTORE),
     warning(
         "log-time",
         "{log goes|logs go} back in time by more than clocks may differ",
-        "{words} of {id}",
+        "{detail} of {id}",
         "compare the clocks of the servers",
     ),
-    warning("log-incomplete", "{log is|logs are} incomplete", "{words} of {id}", RESTORE),
+    warning("log-incomplete", "{log is|logs are} incomplete", "{detail} of {id}", RESTORE),
     error("key-missing", "ready {job|jobs} without a key in a keyed lane, or with a key in another lane", "{id}", FIX)
         .repaired("{key|keys} set"),
     error(
@@ -254,22 +255,22 @@ const CODES: &[Code] = &[
     error("bulk-stuck", "unfinished bulk {action has|actions have} no due time", "{id}", FIX)
         .repaired("bulk {action|actions} given a due time"),
     warning("bulk-overdue", "bulk {action is|actions are} overdue", "{id} ({x:s} ago)", SERVE),
-    error("schedule-stuck", "active {schedule has|schedules have} no next due time", "{words} ({id})", FIX)
+    error("schedule-stuck", "active {schedule has|schedules have} no next due time", "{detail} ({id})", FIX)
         .repaired("{schedule|schedules} given {its|their} next due time, or deactivated"),
-    warning("schedule-overdue", "{schedule is|schedules are} overdue", "{words} ({id}, {x:s} ago)", SERVE),
+    warning("schedule-overdue", "{schedule is|schedules are} overdue", "{detail} ({id}, {x:s} ago)", SERVE),
     error(
         "schedule-unreadable",
         "{schedule has|schedules have} an invalid timing and {does|do} not fire",
-        "{words} ({id})",
+        "{detail} ({id})",
         "delete it (\"faena schedules delete\") and create it again",
     ),
     warning(
         "tick-without-job",
         "{due time created a job|due times created jobs} that no longer {exists|exist}, although no user deleted jobs",
-        "{id} of {words}",
+        "{id} of {detail}",
         "expected if \"retention\" is shorter than an hour; otherwise inspect the rows",
     ),
-    error("due-twice", "{job was|jobs were} created for a due time that already had one", "{id} ({words})", RESTORE),
+    error("due-twice", "{job was|jobs were} created for a due time that already had one", "{id} ({detail})", RESTORE),
     error("schema-old", "", "", "run \"faena migrate\", or start a server of this version"),
     // Configuration of PostgreSQL.
     error("postgres-old", "", "", "upgrade to PostgreSQL 13 or newer"),
@@ -277,7 +278,7 @@ const CODES: &[Code] = &[
     warning(
         "partition-missing",
         "future {day has|days have} no partition for completed jobs",
-        "{words}",
+        "{detail}",
         "start a server, which creates them, or run \"faena doctor --fix\"",
     )
     .repaired("{partition|partitions} created"),
@@ -290,19 +291,19 @@ const CODES: &[Code] = &[
     warning(
         "xmin-held",
         "{session prevents|sessions prevent} the removal of old row versions, which slows down claims",
-        "{words}",
+        "{detail}",
         "end the transaction, or the session: SELECT pg_terminate_backend(pid)",
     ),
     warning(
         "slot-held",
         "replication {slot retains|slots retain} old row versions or WAL",
-        "{words}",
+        "{detail}",
         "let the consumer catch up, or drop the slot: SELECT pg_drop_replication_slot(name)",
     ),
     warning(
         "vacuum-behind",
         "{table has|tables have} many dead rows",
-        "{words}",
+        "{detail}",
         "check xmin-held above; otherwise VACUUM them and give autovacuum more workers",
     ),
     warning(
@@ -315,7 +316,7 @@ const CODES: &[Code] = &[
     error(
         "file-damaged",
         "{error|errors} in the database file",
-        "{words}",
+        "{detail}",
         "stop the server, copy the file, then restore a backup or try \"sqlite3 FILE .recover\"",
     ),
     warning("wal-large", "", "", "end the long-running reader, or restart the server"),
@@ -399,7 +400,7 @@ pub(crate) fn steps(dialect: &Dialect) -> Vec<Step> {
 /// Counts the rows of each code and keeps a few of them.
 fn wrapped(sql: &str) -> String {
     format!(
-        "{{with}} SELECT code, id, words, x, y, z, n, r FROM (
+        "{{with}} SELECT code, id, detail, x, y, z, n, r FROM (
              SELECT q.*, CAST(count(*) OVER (PARTITION BY code) AS bigint) AS n, row_number() OVER (PARTITION BY code) AS r
              FROM ({sql}) q) t WHERE r <= {EXAMPLES}"
     )
@@ -408,7 +409,7 @@ fn wrapped(sql: &str) -> String {
 /// Every job has exactly one state, in its lane, and every state belongs to a job.
 const JOB_STATES: &str = "
     SELECT CASE WHEN jobs = 0 THEN 'orphaned-rows' WHEN n = 0 THEN 'job-without-state' WHEN n > 1 THEN 'job-with-two-states' ELSE 'wrong-lane' END
-               AS code, id, 'state' AS words, CAST(first AS bigint) AS x, CAST(last AS bigint) AS y, CAST(NULL AS bigint) AS z
+               AS code, id, 'state' AS detail, CAST(first AS bigint) AS x, CAST(last AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM (SELECT id, sum(job) AS jobs, count(*) - sum(job) AS n, min(lane) AS low, max(lane) AS high,
                  min(tally) AS first, max(tally) AS last
           FROM (SELECT id, lane, 1 AS job, CAST(NULL AS integer) AS tally FROM job UNION ALL SELECT id, lane, 0, tally FROM job_states) r
@@ -417,7 +418,7 @@ const JOB_STATES: &str = "
 
 const COUNTERS: &str = sql!(
     "
-    SELECT 'counter-drift' AS code, CAST(NULL AS uuid) AS id, coalesce(l.queue || '/' || l.type, 'no lane') AS words,
+    SELECT 'counter-drift' AS code, CAST(NULL AS uuid) AS id, coalesce(l.queue || '/' || l.type, 'no lane') AS detail,
            CAST(d.tally AS bigint) AS x, d.stored AS y, d.counted AS z
     FROM (SELECT lane, tally, CAST(sum(stored) AS bigint) AS stored, CAST(sum(counted) AS bigint) AS counted
           FROM (SELECT lane, tally, n AS stored, 0 AS counted FROM counter WHERE tally < {TALLY_RAN}
@@ -426,7 +427,7 @@ const COUNTERS: &str = sql!(
 );
 
 const LANES: &str = "
-    SELECT 'lane-missing' AS code, CAST(NULL AS uuid) AS id, '' AS words, CAST(lane AS bigint) AS x, CAST(NULL AS bigint) AS y,
+    SELECT 'lane-missing' AS code, CAST(NULL AS uuid) AS id, '' AS detail, CAST(lane AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
     FROM (SELECT lane FROM job GROUP BY lane) u WHERE lane NOT IN (SELECT id FROM lane)
     UNION ALL
@@ -435,8 +436,8 @@ const LANES: &str = "
 
 macro_rules! orphans {
     ($($table:literal $column:literal $owner:literal),+ $(,)?) => {
-        concat!("SELECT 'orphaned-rows' AS code, o.id, o.words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
-                        CAST(NULL AS bigint) AS z FROM (SELECT CAST(NULL AS uuid) AS id, '' AS words WHERE 1 = 0",
+        concat!("SELECT 'orphaned-rows' AS code, o.id, o.detail, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
+                        CAST(NULL AS bigint) AS z FROM (SELECT CAST(NULL AS uuid) AS id, '' AS detail WHERE 1 = 0",
             $(" UNION ALL SELECT t.", $column, ", '", $table, "' FROM ", $table, " t WHERE NOT EXISTS (SELECT 1 FROM ",
               $owner, " j WHERE j.id = t.", $column, ")"),+, ") o")
     };
@@ -451,7 +452,7 @@ const ORPHANS: &str = orphans!(
 
 /// Every claim belongs to a live node or worker.
 const OWNERS: &str = sql!("
-    SELECT 'claim-without-owner' AS code, c.owner AS id, '' AS words, c.run AS x,
+    SELECT 'claim-without-owner' AS code, c.owner AS id, '' AS detail, c.run AS x,
            CAST((SELECT count(*) FROM in_flight h WHERE h.run = c.run) AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM claim c WHERE NOT EXISTS (SELECT 1 FROM node n WHERE n.id = c.owner)
       AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = c.owner AND w.ended_at IS NULL)
@@ -473,7 +474,7 @@ const OWNERS: &str = sql!("
 
 /// Every waiting job is due in time.
 const WAITING: &str = "
-    SELECT 'blocked-without-parents' AS code, w.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
+    SELECT 'blocked-without-parents' AS code, w.id, '' AS detail, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
     FROM waiting w WHERE w.blocked AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.child = w.id)
     UNION ALL
@@ -484,8 +485,8 @@ const WAITING: &str = "
     SELECT 'waiting-overdue', e.id, '', {now} - e.expires_at, NULL, NULL FROM expiry e WHERE e.expires_at < {now} - 300000";
 
 const STATES: &str = "
-    SELECT 'illegal-state' AS code, s.id, s.words, CAST(s.state AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
-    FROM (SELECT id, 'waiting' AS words, state FROM waiting WHERE state NOT IN (0, 5)
+    SELECT 'illegal-state' AS code, s.id, s.detail, CAST(s.state AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    FROM (SELECT id, 'waiting' AS detail, state FROM waiting WHERE state NOT IN (0, 5)
           UNION ALL SELECT id, 'ended', state FROM ended WHERE state NOT IN (7, 8)
           UNION ALL SELECT id, 'attempt', state FROM attempt WHERE state NOT IN (1, 5, 7, 8)
           UNION ALL SELECT id, 'worker', state FROM worker WHERE state NOT BETWEEN 0 AND 6
@@ -493,7 +494,7 @@ const STATES: &str = "
           UNION ALL SELECT id, 'webhook', state FROM webhook WHERE state NOT BETWEEN 0 AND 3) s";
 
 const KEYS: &str = sql!("
-    SELECT 'unique-key-held' AS code, k.id, k.key AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
+    SELECT 'unique-key-held' AS code, k.id, k.key AS detail, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
     FROM job_key k CROSS JOIN job j WHERE k.kind = {UNIQUE_KEY} AND j.id = k.id
       AND (EXISTS (SELECT 1 FROM done d WHERE d.lane = j.lane AND d.id = j.id)
@@ -501,7 +502,7 @@ const KEYS: &str = sql!("
 
 /// Key queues and jobs in flight of keyed lanes. A closed key queue opens at its time, or when a job in flight of its key ends.
 const LIMITS: &str = "
-    SELECT 'key-missing' AS code, r.id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    SELECT 'key-missing' AS code, r.id, '' AS detail, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM ready r JOIN lane l ON l.id = r.lane WHERE (r.key IS NULL) = l.keyed
     UNION ALL
     SELECT 'key-queue-missing', CAST(NULL AS uuid), '', u.key, u.lane, NULL FROM (SELECT DISTINCT lane, key FROM ready WHERE key IS NOT NULL) u
@@ -519,7 +520,7 @@ const LIMITS: &str = "
     WHERE l.keyed AND NOT EXISTS (SELECT 1 FROM key_in_flight h WHERE h.id = d.id)";
 
 const DELIVERIES: &str = sql!("
-    SELECT 'webhook-stuck' AS code, id, '' AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    SELECT 'webhook-stuck' AS code, id, '' AS detail, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM webhook WHERE state IN ({WEBHOOK_WAITING}, {WEBHOOK_SENDING}) AND due_at IS NULL
     UNION ALL
     SELECT 'webhook-overdue', id, '', {now} - due_at, NULL, NULL FROM webhook WHERE state IN ({WEBHOOK_WAITING}, {WEBHOOK_SENDING}) AND due_at < {now} - 300000
@@ -530,7 +531,7 @@ const DELIVERIES: &str = sql!("
 
 /// Every job of a schedule exists, unless a user has deleted jobs since.
 const SCHEDULES: &str = "
-    SELECT 'schedule-stuck' AS code, id, name AS words, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    SELECT 'schedule-stuck' AS code, id, name AS detail, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM schedule WHERE active AND next_at IS NULL
     UNION ALL
     SELECT 'schedule-overdue', id, name, {now} - next_at, NULL, NULL FROM schedule WHERE next_at < {now} - 300000
@@ -540,14 +541,14 @@ const SCHEDULES: &str = "
       AND NOT EXISTS (SELECT 1 FROM audit a WHERE a.action LIKE '%delete%' AND a.at >= t.at)";
 
 const RUNS: &str = "
-    SELECT 'run-behind' AS code, CAST(NULL AS uuid) AS id, '' AS words, coalesce(m.run, 0) AS x, s.last AS y, CAST(NULL AS bigint) AS z
+    SELECT 'run-behind' AS code, CAST(NULL AS uuid) AS id, '' AS detail, coalesce(m.run, 0) AS x, s.last AS y, CAST(NULL AS bigint) AS z
     FROM (SELECT max(run) AS run FROM (
               SELECT max(run) AS run FROM claim UNION ALL SELECT max(run) FROM running UNION ALL SELECT max(run) FROM attempt
               UNION ALL SELECT max(run) FROM ended UNION ALL SELECT max(run) FROM done) u) m
     CROSS JOIN (SELECT coalesce(CAST({last_run} AS bigint), -1) AS last) s WHERE coalesce(m.run, 0) > s.last";
 
 const RULES: &str = "
-    SELECT 'rule-illegal' AS code, CAST(NULL AS uuid) AS id, 'limit ' || name AS words,
+    SELECT 'rule-illegal' AS code, CAST(NULL AS uuid) AS id, 'limit ' || name AS detail,
         CAST(coalesce(concurrency, rate_count, rate_period_ms) AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM limit_rule WHERE concurrency < 1 OR rate_count < 1 OR rate_period_ms < 1 OR scope NOT IN (0, 1, 2, 3, 4)
         OR (scope = 4 AND rate_count IS NOT NULL)
@@ -557,7 +558,7 @@ const RULES: &str = "
 
 /// Every attempt but the last is recorded. After a manual retry the attempts are counted from the beginning.
 const ATTEMPTS: &str = sql!("
-    SELECT 'attempts-missing' AS code, t.id, '' AS words, CAST(t.retry_count AS bigint) AS x, CAST(t.known AS bigint) AS y,
+    SELECT 'attempts-missing' AS code, t.id, '' AS detail, CAST(t.retry_count AS bigint) AS x, CAST(t.known AS bigint) AS y,
            CAST(NULL AS bigint) AS z
     FROM (SELECT p.id, p.retry_count, (SELECT count(DISTINCT a.retry_count) FROM attempt a
                                        WHERE a.id = p.id AND a.state = {RETRYING} AND a.retry_count < p.retry_count) AS known
@@ -570,7 +571,7 @@ const ATTEMPTS: &str = sql!("
 
 /// Every outbox row has an event and a sink.
 const OUTBOX: &str = "
-    SELECT 'outbox-without-event' AS code, o.subject AS id, '' AS words, CAST(o.position AS bigint) AS x, CAST(NULL AS bigint) AS y,
+    SELECT 'outbox-without-event' AS code, o.subject AS id, '' AS detail, CAST(o.position AS bigint) AS x, CAST(NULL AS bigint) AS y,
            CAST(NULL AS bigint) AS z
     FROM outbox o WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.position = o.position)
     UNION ALL

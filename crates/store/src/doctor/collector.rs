@@ -33,7 +33,7 @@ struct Found {
 }
 
 impl Collector {
-    /// Adds a row of a query: `code, id, words, x, y, z`, the number of rows with its code, and its number among them.
+    /// Adds a row of a query: `code, id, detail, x, y, z`, the number of rows with its code, and its number among them.
     pub fn row(&mut self, row: &[Cell]) {
         let code = code_of(row[0].text());
         let example = code.describe(row);
@@ -46,13 +46,13 @@ impl Collector {
         }
     }
 
-    /// Adds a violation that is described in words.
-    pub fn add(&mut self, code: &'static str, id: Uuid, words: &str) {
+    /// Adds a violation that is described by a text.
+    pub fn add(&mut self, code: &'static str, id: Uuid, detail: &str) {
         let code = code_of(code);
         let found = self.entry(code);
         found.count += 1;
         if found.examples.len() < EXAMPLES {
-            let row = [Cell::Null, Cell::Id(id), Cell::Text(words.into())];
+            let row = [Cell::Null, Cell::Id(id), Cell::Text(detail.into())];
             let example = code.describe(&row);
             found.examples.push(example);
         }
@@ -111,8 +111,8 @@ pub(super) fn due(collector: &mut Collector, row: &[Cell]) {
 /// Checks a row `table, id, state, run, log`.
 pub(super) fn log(collector: &mut Collector, row: &[Cell]) {
     let [table, id, state, run, log] = row else { return };
-    if let Some((code, words)) = check_log(table.text(), state.number(), run.number(), log.text()) {
-        collector.add(code, id.id(), words);
+    if let Some((code, detail)) = check_log(table.text(), state.number(), run.number(), log.text()) {
+        collector.add(code, id.id(), detail);
     }
 }
 

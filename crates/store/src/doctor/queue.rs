@@ -1,4 +1,4 @@
-//! What a queue outside the database must contain.
+//! Reads what an external queue must contain.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{Cell, file_of};
 use crate::{LaneId, Result, postgres, sqlite};
 
-/// Most jobs of one kind that are read.
+/// Maximum number of jobs of one kind that are read.
 const MAX_ENTRIES: usize = 1_000_000;
 
 /// The jobs that wait in the queue of the database.
@@ -19,10 +19,10 @@ pub struct QueueEntries {
     /// Jobs that wait for a time.
     pub delayed: HashSet<Uuid>,
     /// Whether there are more than were read.
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
-/// Reads the queue of the database, while servers may work on it, and changes nothing.
+/// Reads the queue of the database without changing it. Servers may be running.
 pub async fn queue_entries(url: &str) -> Result<QueueEntries> {
     match file_of(url) {
         Some(path) => sqlite::doctor::queue_entries(path).await,
@@ -49,12 +49,12 @@ impl QueueEntries {
     }
 
     fn add_ready(&mut self, row: &[Cell]) {
-        self.is_cut |= self.ready.len() == MAX_ENTRIES;
+        self.is_truncated |= self.ready.len() == MAX_ENTRIES;
         self.ready.insert(row[1].id(), lane(&row[0]));
     }
 
     fn add_delayed(&mut self, row: &[Cell]) {
-        self.is_cut |= self.delayed.len() == MAX_ENTRIES;
+        self.is_truncated |= self.delayed.len() == MAX_ENTRIES;
         self.delayed.insert(row[0].id());
     }
 }

@@ -1,8 +1,9 @@
 //! The invariants of machines and tasks.
 //!
 //! Every definition is readable and has its hash. Every task that has not ended has the timers that its states need, so it cannot
-//! wait forever; its columns are what its body says; its history has no gap and ends in its state; its jobs belong to a stay in
-//! a state that it knows. One query returns each task, then its records, then its jobs, so that one task at a time is in memory.
+//! wait forever; its columns are what its body says; its history has no gap and ends in its state; its jobs have no
+//! later epoch than the task. One query returns each task, then its records, then its jobs, so that one task at a time
+//! is in memory.
 
 use std::collections::HashMap;
 
@@ -20,27 +21,27 @@ pub(super) const CODES: &[Code] = &[
     error(
         "machine-unreadable",
         "{machine is|machines are} unreadable, so {its|their} tasks cannot continue",
-        "{words}",
+        "{detail}",
         RESTORE,
     ),
-    error("machine-changed", "{machine was|machines were} changed after {its|their} registration", "{words}", RESTORE),
+    error("machine-changed", "{machine was|machines were} changed after {its|their} registration", "{detail}", RESTORE),
     error(
         "task-without-machine",
         "{task has|tasks have} a machine that is not registered",
-        "{id} ({words})",
+        "{id} ({detail})",
         "register the version again (\"faena machines register\")",
     ),
-    error("task-unreadable", "{task is|tasks are} unreadable and cannot continue", "{id} ({words})", RESTORE),
-    error("task-timers", "{task lacks|tasks lack} a timer, or {has|have} one too many", "{id} ({words})", FIX)
+    error("task-unreadable", "{task is|tasks are} unreadable and cannot continue", "{id} ({detail})", RESTORE),
+    error("task-timers", "{task lacks|tasks lack} a timer, or {has|have} one too many", "{id} ({detail})", FIX)
         .repaired("{task|tasks} given the timers of {its|their} states"),
-    error("task-columns", "{task has|tasks have} columns that differ from {its|their} body", "{id} ({words})", FIX)
+    error("task-columns", "{task has|tasks have} columns that differ from {its|their} body", "{id} ({detail})", FIX)
         .repaired("{task|tasks} given the columns of {its|their} body"),
-    error("task-inconsistent", "{task is|tasks are} inconsistent", "{id} ({words})", RESTORE),
-    error("task-history", "{task has|tasks have} a broken history", "{id} ({words})", RESTORE),
-    warning("task-overdue", "{task has|tasks have} a timer that is overdue", "{id} ({words}, {x:s} ago)", SERVE),
+    error("task-inconsistent", "{task is|tasks are} inconsistent", "{id} ({detail})", RESTORE),
+    error("task-history", "{task has|tasks have} a broken history", "{id} ({detail})", RESTORE),
+    warning("task-overdue", "{task has|tasks have} a timer that is overdue", "{id} ({detail}, {x:s} ago)", SERVE),
 ];
 
-/// Comes before [`TASKS`].
+/// Reads the machines. Runs before [`TASKS`].
 pub(crate) const MACHINES: &str = "SELECT name, CAST(version AS bigint), hash, definition FROM machine";
 
 /// Each task (part 0), its records (part 1) and its jobs (part 2).
@@ -54,7 +55,7 @@ pub(super) const TASKS: &str = "
     ORDER BY 1, 2, 3";
 
 pub(super) const OVERDUE: &str = "
-    SELECT 'task-overdue' AS code, id, machine AS words, {now} - due_at AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
+    SELECT 'task-overdue' AS code, id, machine AS detail, {now} - due_at AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
     FROM task WHERE due_at < {now} - 300000";
 
 /// The definitions, and the task whose rows are being read.
@@ -78,14 +79,14 @@ struct CurrentTask {
 /// Checks a row of [`MACHINES`].
 pub(super) fn machine(collector: &mut Collector, row: &[Cell]) {
     let (name, version, hash) = (row[0].text(), row[1].number(), row[2].text());
-    let words = format!("{name} version {version}");
+    let detail = format!("{name} version {version}");
     let definition = Definition::parse(row[3].text());
     match &definition {
-        Err(_) => collector.add("machine-unreadable", Uuid::nil(), &words),
+        Err(_) => collector.add("machine-unreadable", Uuid::nil(), &detail),
         Ok(definition)
             if definition.hash != hash || definition.machine != name || i64::from(definition.version) != version =>
         {
-            collector.add("machine-changed", Uuid::nil(), &words);
+            collector.add("machine-changed", Uuid::nil(), &detail);
         }
         Ok(_) => {}
     }
@@ -115,11 +116,11 @@ fn begin(collector: &mut Collector, row: &[Cell]) {
         (Some(task), Some(definition)) => {
             let checked = definition.iter().flat_map(|definition| check(definition, task));
             found.extend(checked);
-            found.extend(wrong_columns(task, &row[6..]).map(|words| ("task-columns", words)));
+            found.extend(wrong_columns(task, &row[6..]).map(|detail| ("task-columns", detail)));
         }
     }
-    for (code, words) in found {
-        collector.add(code, id, &words);
+    for (code, detail) in found {
+        collector.add(code, id, &detail);
     }
     collector.tasks.current = Some(CurrentTask { id, task, sequence: 0, state: String::new(), problem: None });
 }
@@ -177,8 +178,9 @@ fn job(collector: &mut Collector, row: &[Cell]) {
     let current = collector.tasks.current.as_ref().filter(|current| current.id == row[0].id());
     let Some(task) = current.and_then(|current| current.task.as_ref()) else { return };
     if u64::try_from(row[2].number()).map_or(true, |epoch| epoch > task.epoch) {
-        let words = format!("job {} has the epoch {}, and the task {}", row[3].text(), row[2].number(), task.epoch);
-        collector.add("task-inconsistent", row[0].id(), &words);
+        let detail =
+            format!("job {} has epoch {}, but the task has epoch {}", row[3].text(), row[2].number(), task.epoch);
+        collector.add("task-inconsistent", row[0].id(), &detail);
     }
 }
 
@@ -203,19 +205,19 @@ pub(crate) struct TaskRepair {
     machines: HashMap<(String, i64), Definition>,
 }
 
-/// The tasks that [`TaskRepair::statement`] takes.
+/// Reads the rows for [`TaskRepair::statement`].
 pub(crate) const ALL_TASKS: &str = "SELECT id, machine, CAST(version AS bigint), body, status, state, ended_at, due_at,
     CAST(CASE WHEN approval THEN 1 ELSE 0 END AS bigint) FROM task";
 
 impl TaskRepair {
-    /// Takes a row of [`MACHINES`].
+    /// Adds a row of [`MACHINES`].
     pub fn add_machine(&mut self, row: &[Cell]) {
         if let Ok(definition) = Definition::parse(row[3].text()) {
             self.machines.insert((row[0].text().to_owned(), row[1].number()), definition);
         }
     }
 
-    /// Returns the statement that repairs a row of [`ALL_TASKS`], if it needs one and its body is sound.
+    /// Returns the statement that repairs a row of [`ALL_TASKS`], if it needs one and its body is valid.
     pub fn statement(&self, dialect: &Dialect, row: &[Cell]) -> Option<String> {
         let definition = self.machines.get(&(row[1].text().to_owned(), row[2].number()))?;
         let task: Task = serde_json::from_str(row[3].text()).ok()?;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// The names of an application's outbox. Absent ones are as in `faena outbox init-sql`.
+/// The names of an application's outbox. The defaults are those of `faena outbox init-sql`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExternalMapping {
     /// `None`: where the search path of the connection finds the tables.
@@ -71,7 +71,7 @@ impl Default for ExternalColumns {
 }
 
 impl ExternalMapping {
-    /// The same names `written_like_this`.
+    /// Returns the default mapping with names in snake case.
     pub fn in_snake_case() -> ExternalMapping {
         ExternalMapping {
             table: "outbox_messages".into(),
@@ -143,7 +143,7 @@ impl ExternalMapping {
     }
 }
 
-/// Returns a quoted name, whatever it contains.
+/// Quotes a name for SQL, whatever it contains.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

@@ -28,7 +28,7 @@ pub struct ExternalOutbox {
     config: Config,
     mapping: ExternalMapping,
     session: Option<Session>,
-    /// Notified when the application notifies.
+    /// Wakes the caller when the application sends a notification.
     pub wakeup: Arc<Notify>,
 }
 
@@ -37,7 +37,7 @@ pub struct ExternalOutbox {
 pub enum ExternalTake {
     /// Another node has the lock.
     Elsewhere,
-    /// The lock is ours, and so are these rows, in order, until they are settled or released.
+    /// This node has the lock and these rows, in order, until they are settled or released.
     Rows(Vec<ExternalRow>),
 }
 

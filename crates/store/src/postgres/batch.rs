@@ -54,7 +54,7 @@ impl<C: Weight + Send + 'static> Batcher<C> {
                         let Some(group) = next_group(&mut calls).await else { break };
                         // A small group deliberately blocks other groups: calls that arrive while it
                         // commits form one large group instead of many small ones (measured with 64
-                        // callers: three times the submits).
+                        // callers: three times the submissions).
                         let _alone = (group.iter().map(C::weight).sum::<usize>() < SMALL).then_some(calls);
                         // A panic fails the calls of the group (their answers are dropped), not the
                         // batcher.

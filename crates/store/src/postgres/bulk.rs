@@ -13,8 +13,8 @@ use crate::{
     StoreError, TaskBulk,
     audit::retried_by,
     bulk::{
-        Acted, BulkRow, CANCEL_REASON, COLUMNS, MAX_CANDIDATES, begin_audit, end_audit, first_readable, is_unchanged,
-        stop_audit,
+        BulkRow, BulkStepCounts, CANCEL_REASON, COLUMNS, MAX_CANDIDATES, begin_audit, end_audit, first_readable,
+        is_unchanged, stop_audit,
     },
 };
 
@@ -135,14 +135,14 @@ async fn step_in(
         return Ok(false);
     }
     events::set_actor(client, &step.bulk.actor).await?;
-    let acted = match &step.bulk.work {
+    let counts = match &step.bulk.work {
         BulkWork::Jobs { action, filter } => {
-            let mut acted = Acted::default();
+            let mut counts = BulkStepCounts::default();
             for id in &step.ids {
-                let job = Acting { writes: shared.bulk_writes(), action: *action, filter, id: JobId(*id) };
-                acted.count(act_on(client, job, after_commit, now).await)?;
+                let job = BulkJob { writes: shared.bulk_writes(), action: *action, filter, id: JobId(*id) };
+                counts.add(act_on(client, job, after_commit, now).await)?;
             }
-            acted
+            counts
         }
         BulkWork::Tasks(work) => act_on_tasks(client, shared, step, work, &mut after_commit.tasks, now).await?,
     };
@@ -151,7 +151,7 @@ async fn step_in(
             "UPDATE faena.bulk SET last = coalesce($2, last), done = done + $3, skipped = skipped + $4, due_at = $5,
                  finished_at = CASE WHEN $5::int8 IS NULL THEN $6::int8 END
              WHERE id = $1 RETURNING done, skipped",
-            &[&id, &step.last, &acted.done, &acted.skipped, &step.due_at.map(Timestamp::as_ms), &now.as_ms()],
+            &[&id, &step.last, &counts.done, &counts.skipped, &step.due_at.map(Timestamp::as_ms), &now.as_ms()],
         )
         .await?;
     if step.due_at.is_none() {
@@ -169,18 +169,18 @@ async fn act_on_tasks(
     work: &TaskBulk,
     after_commit: &mut tasks::AfterCommit,
     now: Timestamp,
-) -> Result<Acted> {
+) -> Result<BulkStepCounts> {
     let target = match work.target() {
         Some((machine, version)) => Some(definition(client, shared, machine, version).await?),
         None => None,
     };
     let inputs = work.inputs(&step.bulk, &step.ids, target, now);
     let answers = tasks::apply_to(shared, client, &[(inputs, now)], Some(work.filter.clone()), after_commit).await?;
-    Ok(Acted::of(answers))
+    Ok(BulkStepCounts::of(answers))
 }
 
-/// An action on one job.
-struct Acting<'a> {
+/// A job to process, and the action.
+struct BulkJob<'a> {
     writes: Writes,
     action: BulkAction,
     filter: &'a Filter,
@@ -188,9 +188,9 @@ struct Acting<'a> {
 }
 
 /// Processes one job: rejects it before anything is written, or does everything.
-async fn act_on(client: &Object, job: Acting<'_>, after_commit: &mut AfterCommit, now: Timestamp) -> Result<()> {
-    let Acting { writes, action, filter, id } = job;
-    // Locks the row first, as every change does: what is read afterwards stays true.
+async fn act_on(client: &Object, job: BulkJob<'_>, after_commit: &mut AfterCommit, now: Timestamp) -> Result<()> {
+    let BulkJob { writes, action, filter, id } = job;
+    // Locks the row first, as every change does: what is read afterwards does not change.
     client
         .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
         .await?

@@ -1,4 +1,4 @@
-//! Claims of jobs that another queue has chosen. Those whose rows do not agree are left out.
+//! Claims jobs that the external queue has chosen. Skips those whose rows differ.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{
     Shared,
-    claim::{BEGIN_CLAIM, Group, claimed_job, in_order, may_claim},
+    claim::{BEGIN_CLAIM, Group, claimed_job, in_claim_order, may_claim},
     limited_claim::TAKE,
 };
 use crate::{
@@ -53,7 +53,7 @@ pub async fn claim_group(
     for ((at, _), rows) in group.requests.iter().zip(claimed) {
         let jobs = rows.iter().map(|row| claimed_job(row.get(8), row)).collect::<Result<Vec<_>>>()?;
         let rejected = jobs.is_empty() && !may_claim(&client, requests[*at].owner).await?;
-        results.push(ClaimResult { jobs: in_order(shared, jobs), rejected, ..ClaimResult::default() });
+        results.push(ClaimResult { jobs: in_claim_order(shared, jobs), rejected, ..ClaimResult::default() });
     }
     client.return_to_pool(Ok(results))
 }
@@ -138,7 +138,7 @@ pub async fn claim_chosen(
     Ok(jobs)
 }
 
-/// Claims certain jobs inside a transaction that has locked the worker. Returns them with their keys.
+/// Claims the given jobs inside a transaction that has locked the worker. Returns them with their keys.
 pub async fn take_jobs(
     shared: &Shared,
     client: &Object,

@@ -1,4 +1,4 @@
-//! Actions of people on a job: cancel, retry, patch, delete.
+//! Manual actions on a job: cancel, retry, patch, delete.
 
 use std::collections::HashSet;
 
@@ -26,7 +26,7 @@ use crate::{
     audit::{audit_entry, retried_by},
     jobs::UNIQUE_KEY_TAKEN,
     lanes::LaneName,
-    plan::{Deltas, FIRST_RECHECK_MS, KeyKind, Label, Taken, key_number, labels_of, stored_options},
+    plan::{Deltas, Dequeued, FIRST_RECHECK_MS, KeyKind, Label, key_number, labels_of, stored_options},
     sql::sql,
     sql::{CANCELLED, PENDING},
 };
@@ -47,7 +47,7 @@ async fn lock(client: &Object, id: JobId) -> Result<LockedJob> {
     Ok(LockedJob { state, lane: row.get(0), options: parse_options(row.get(1))? })
 }
 
-/// What a change of jobs announces after its commit.
+/// Signals and queue changes to send after the commit.
 #[derive(Default)]
 pub struct AfterCommit {
     pub signals: Vec<Signal>,
@@ -60,7 +60,7 @@ impl AfterCommit {
         self.queue_changes.extend(other.queue_changes);
     }
 
-    /// Another queue learns of jobs before those that wait for them.
+    /// Sends everything: first to the external queue, then to the subscribers of the signals.
     pub fn send(self, shared: &Shared) {
         shared.queue_feed.add(self.queue_changes);
         shared.signal(self.signals);
@@ -68,10 +68,10 @@ impl AfterCommit {
 }
 
 /// Removes a job from `ready` or `waiting`. `None`: another transaction has removed it.
-pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<Taken>> {
-    let taken = |row: &Row, ready_at| {
+pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<Dequeued>> {
+    let dequeued = |row: &Row, ready_at| {
         let retry_count = u32::try_from(row.get::<_, i16>(0)).unwrap_or(0);
-        Some(Taken { retry_count, ready_at })
+        Some(Dequeued { retry_count, ready_at })
     };
     let row = client
         .query_opt(
@@ -80,7 +80,7 @@ pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<
         )
         .await?;
     if let Some(row) = row {
-        return Ok(taken(&row, Some(Timestamp::from_ms(row.get(1)))));
+        return Ok(dequeued(&row, Some(Timestamp::from_ms(row.get(1)))));
     }
     let row = client
         .query_opt(
@@ -89,10 +89,10 @@ pub async fn dequeue(client: &Object, lane: LaneId, id: JobId) -> Result<Option<
         )
         .await?;
     client.execute("DELETE FROM faena.dependency WHERE child = $1", &[&id.0]).await?;
-    Ok(row.and_then(|row| taken(&row, None)))
+    Ok(row.and_then(|row| dequeued(&row, None)))
 }
 
-/// The job changed its state between being read and being removed; the caller repeats.
+/// Returns the error for a job that changed its state after it was read. The caller tries again.
 fn state_changed() -> StoreError {
     StoreError::Contended("the job has just changed its state".into())
 }
@@ -139,8 +139,8 @@ pub async fn cancel_in(
         add_log_entry(client, &writes.limits, id, None, LogLine::new(now, LogEvent::CancelRequested, reason)).await?;
         return Ok((CancelOutcome::Requested { state }, AfterCommit::default()));
     }
-    let taken = dequeue(client, found.lane, id).await?.ok_or_else(state_changed)?;
-    put_ended(client, found.lane, CANCELLED, id, taken, reason, "cancelled", LogEvent::Cancelled, now).await?;
+    let dequeued = dequeue(client, found.lane, id).await?.ok_or_else(state_changed)?;
+    put_ended(client, found.lane, CANCELLED, id, dequeued, reason, "cancelled", LogEvent::Cancelled, now).await?;
     let signals = clean_up(client, &[(id.0, JobExit::Finished)]).await?;
     let mut deltas = Deltas::default();
     deltas.moved(found.lane, Tally::of(state), Tally::Cancelled, 1);
@@ -169,14 +169,14 @@ pub async fn retry_in(client: &Object, writes: Writes, id: JobId, by: String, no
     }
     if let Some(key) = &found.options.unique_key {
         let kind = KeyKind::Unique as i16;
-        let taken = client
+        let inserted = client
             .execute(
                 "INSERT INTO faena.job_key (kind, key, id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
                 &[&kind, key, &id.0],
             )
             .await?;
-        if taken == 0 {
-            // Released just now: then the key is free.
+        if inserted == 0 {
+            // If the other job has just released the key, the caller tries again.
             let existing_job = client
                 .query_opt("SELECT id FROM faena.job_key WHERE kind = $1 AND key = $2", &[&kind, key])
                 .await?
@@ -186,12 +186,12 @@ pub async fn retry_in(client: &Object, writes: Writes, id: JobId, by: String, no
         }
     }
     let parents = read::states_of(client, &found.options.depends_on).await?;
-    // The caller of a retry knows how the finished parents ended.
+    // Finished parents do not block the job, even failed ones: the caller of a retry knows how they ended.
     let unfinished: Vec<Uuid> = parents.iter().filter(|(_, state)| !state.is_terminal()).map(|(id, _)| id.0).collect();
     restore_options(client, found.lane, id, found.options, now).await?;
     // A cancel request that came too late for the ended run does not apply to the next one.
     client.execute("DELETE FROM faena.cancel_request WHERE id = $1", &[&id.0]).await?;
-    // Its history stays: the last run becomes an attempt, an end without a run becomes a log entry.
+    // The history is kept: the last run becomes an attempt, an end without a run becomes a log entry.
     let lane = found.lane;
     client
         .execute(
@@ -241,7 +241,7 @@ pub async fn retry_in(client: &Object, writes: Writes, id: JobId, by: String, no
     Ok(Retried::FROM_START)
 }
 
-/// Lets a retrying job make its next attempt now.
+/// Makes the next attempt of a retrying job due now.
 async fn retry_now(
     client: &Object,
     writes: Writes,
@@ -264,8 +264,8 @@ async fn retry_now(
     Ok(Retried { state: JobState::Retrying, retry_count: u32::try_from(row.get::<_, i16>(0)).unwrap_or(0) })
 }
 
-/// Adds up the attempts of a job that is retried, and lets it expire again, unless its expiry has passed: then the caller
-/// wants it to run anyway.
+/// Adds the attempts so far to the options of a job that is retried, and restores its expiry. An expiry that has passed
+/// is removed, because the caller wants the job to run anyway.
 async fn restore_options(client: &Object, lane: LaneId, id: JobId, before: JobOptions, now: Timestamp) -> Result<()> {
     let mut options = before.clone();
     if let Some(Location::Finished(end)) = read::locations_of(client, &[lane], &[id.0]).await?.remove(&id.0) {
@@ -297,7 +297,7 @@ pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str
     Ok(())
 }
 
-/// Returns where the job is now, and what another queue has to learn.
+/// Returns the new location of the job, and the changes for the external queue.
 async fn patch_in(
     shared: &Shared,
     client: &Object,
@@ -349,14 +349,14 @@ async fn patch_in(
     Ok((moved, changes))
 }
 
-/// Where a patched job is.
+/// Location of a patched job.
 struct Moved {
     state: JobState,
-    /// Whether it is no longer where it was in the queue.
+    /// Whether it has left its old position in the queue.
     has_left: bool,
     /// The lane and time at which it is ready now, if it is.
     ready: Option<(LaneId, i64)>,
-    /// The time that it waits for since now.
+    /// The time that it now waits for.
     due_at: Option<i64>,
 }
 
@@ -502,7 +502,7 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<AfterCo
         )
         .await?;
     after_commit.signals = remove(client, &[id.0]).await?;
-    // Late reports about it must be checked one by one.
+    // Reports about the jobs of this claim must be checked one by one from now on.
     client.execute("UPDATE faena.claim SET check_each = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
     deltas.removed(found.lane, Tally::of(found.state), 1);

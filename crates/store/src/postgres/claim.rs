@@ -20,7 +20,7 @@ use crate::{
     UpdateResult,
     admit::{self, LimitedClaim},
     assemble::parse_options,
-    fair_share::{Candidate, share_out},
+    fair_share::{Candidate, select_fairly},
     sql::sql,
 };
 
@@ -42,13 +42,13 @@ impl ClaimStore for Postgres {
     }
 }
 
-/// How far the claims of this process have come in each lane.
+/// Positions up to which this process has claimed each lane.
 ///
 /// While a session holds an old snapshot, deleted rows stay in the index, and a claim from the head would skip over all of
 /// them again (measured: from 92 k to 22 k jobs/s while 600 000 were drained; from a remembered position 120–160 k
 /// throughout). So a claim starts where the last one stopped, and goes back to the head twice a second, when it finds too few
-/// jobs, and when this process inserts something before that position. What another node inserts before it waits for half a
-/// second at most.
+/// jobs, and when this process inserts something before that position. A job that another node inserts before it waits
+/// for at most half a second.
 #[derive(Default)]
 pub struct Cursors {
     lanes: Mutex<HashMap<LaneId, Cursor>>,
@@ -99,7 +99,7 @@ impl Cursors {
 pub const BEGIN_CLAIM: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; \
      SET LOCAL enable_sort = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
-/// The claiming statement; `$guard` must hold for anything to be picked.
+/// The statement that claims jobs; it claims nothing unless `$guard` is true.
 macro_rules! claim_sql {
     ($before:literal, $guard:literal) => {
         sql!(concat!(
@@ -133,7 +133,7 @@ macro_rules! claim_sql {
 
 pub const CLAIM: &str = claim_sql!("", "");
 
-/// Picks nothing for a worker that has ended or reconnected.
+/// Claims nothing for a worker that has ended or reconnected.
 ///
 /// Ending or resuming a registration locks its row `FOR UPDATE`, and so waits for this claim and then sees it; a status
 /// update (which changes no key) does not wait.
@@ -144,11 +144,11 @@ pub const CLAIM_FOR_WORKER: &str = claim_sql!(
     "AND EXISTS (SELECT FROM owner) "
 );
 
-/// Claims for many workers that want a few jobs each of one lane: the picked jobs are shared out in the order of the workers,
-/// each gets a claim of its own.
+/// Claims a few jobs of one lane for each of many workers. Distributes the jobs in the order of the workers, each of
+/// which gets its own claim.
 ///
-/// Shared out by array index: a join would compare all pairs, because the claim needs hash joins off. Run numbers of workers
-/// that get nothing are lost; they only have to grow.
+/// Distributes them by array index: a join would compare all pairs, because the claim needs hash joins off. The run
+/// numbers of workers that get nothing stay unused; run numbers only have to grow.
 pub const CLAIM_FOR_MANY: &str = sql!("
     WITH owner AS MATERIALIZED (
         SELECT w.id, k.n, k.quota, nextval('faena.run') AS run
@@ -191,27 +191,27 @@ pub const HEADS: &str =
     "SELECT ready_at, id FROM faena.ready WHERE lane = $1 AND ready_at >= $2 ORDER BY ready_at, id LIMIT $3";
 
 /// Number of requests that share one transaction, at first and at most.
-const FIRST_TOGETHER: usize = 2;
-const MOST_TOGETHER: usize = 256;
+const FIRST_GROUP_SIZE: usize = 2;
+const MAX_GROUP_SIZE: usize = 256;
 
-/// Serves one request after the other; while they get all they want, more and more of those with one lane share a
-/// transaction. A thousand idle workers must not search a thousand times for one job, nor a thousand jobs take a thousand
-/// commits.
+/// Serves one group of requests after the other. Requests with one lane share a transaction, and the groups grow while
+/// all requests get as many jobs as they want. So a thousand idle workers do not search a thousand times for one job,
+/// and a thousand jobs do not take a thousand commits.
 ///
-/// What the first requests got is committed, so a later failure leaves the remaining ones empty and is not returned: they are
-/// repeated.
+/// The jobs of earlier groups are committed, so a later failure is not returned: it rejects the remaining requests, and
+/// their callers repeat them.
 pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -> Result<Vec<ClaimResult>> {
     let mut claims: Vec<ClaimResult> = Vec::new();
     claims.resize_with(requests.len(), ClaimResult::default);
     let mut empty: HashSet<LaneId> = HashSet::new();
-    let mut together = FIRST_TOGETHER;
+    let mut group_size = FIRST_GROUP_SIZE;
     let mut next = 0;
     if requests.iter().flat_map(|request| &request.lanes).any(|lane| !shared.lanes.contains(*lane)) {
         shared.retrying(|| shared.load_lanes()).await?;
     }
     let rules = shared.rules.current();
     while next < requests.len() {
-        let group = Group::gather(shared, &rules, requests, next, together, &empty);
+        let group = Group::gather(shared, &rules, requests, next, group_size, &empty);
         next = group.end;
         for (at, limited) in &group.paused {
             empty.insert(limited.lane);
@@ -236,7 +236,7 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
         };
         let full =
             taken.iter().zip(&group.requests).all(|(result, (at, _))| result.claim.jobs.len() >= requests[*at].limit);
-        together = if full { (together * 2).min(MOST_TOGETHER) } else { FIRST_TOGETHER };
+        group_size = if full { (group_size * 2).min(MAX_GROUP_SIZE) } else { FIRST_GROUP_SIZE };
         for (LimitedClaim { claim, prefetch_limited }, (at, lanes)) in taken.into_iter().zip(group.requests) {
             if requests[at].candidates.is_none() && claim.jobs.len() < requests[at].limit && !claim.rejected {
                 empty.extend(lanes.into_iter().filter(|lane| !prefetch_limited.contains(lane)));
@@ -252,15 +252,15 @@ pub async fn claim(shared: &Shared, requests: &[ClaimRequest], now: Timestamp) -
 
 /// Requests that are served in one transaction: several with one lane each, or one with several or keyed lanes.
 pub struct Group {
-    /// By number, each with the lanes that may have jobs for it.
+    /// Indexes of the requests, each with the lanes that may have jobs for it.
     pub requests: Vec<(usize, Vec<LaneId>)>,
     /// Lanes whose queue is paused, with the request that named them first.
     paused: Vec<(usize, Limited)>,
     /// Whether its lanes have limits or keys.
     has_limits: bool,
-    /// Whether another queue has chosen the jobs of its requests.
+    /// Whether the external queue has chosen the jobs of its requests.
     has_candidates: bool,
-    /// The number of the first request that is not part of the group.
+    /// The index of the first request after the group.
     end: usize,
 }
 
@@ -270,7 +270,7 @@ impl Group {
         rules: &Rules,
         requests: &[ClaimRequest],
         from: usize,
-        together: usize,
+        group_size: usize,
         empty: &HashSet<LaneId>,
     ) -> Group {
         let mut group =
@@ -287,7 +287,7 @@ impl Group {
                 (open.iter().map(|lane| lane.id).collect(), admit::has_limits_or_keys(rules, &open))
             };
             let chosen = request.candidates.is_some();
-            // Requests with candidates need no reading before, so they share a transaction whatever their lanes.
+            // Requests with candidates read nothing before the claim, so they share a transaction for any lanes.
             let alone = if chosen { has_limits } else { lanes.len() > 1 || (keyed && !lanes.is_empty()) };
             let is_different = !lanes.is_empty() && (has_limits, chosen) != (group.has_limits, group.has_candidates);
             if !group.requests.is_empty() && (alone || is_different) {
@@ -298,7 +298,7 @@ impl Group {
                 group.requests.push((at, lanes));
                 (group.has_limits, group.has_candidates) = (has_limits, chosen);
             }
-            if alone || group.requests.len() >= together {
+            if alone || group.requests.len() >= group_size {
                 break;
             }
         }
@@ -316,9 +316,9 @@ async fn claim_group(
         return candidates::claim_group(shared, requests, group, now).await;
     }
     let client = shared.client().await?;
-    let portions: Vec<LaneShare> = match group.requests.as_slice() {
+    let shares: Vec<LaneShare> = match group.requests.as_slice() {
         [(at, lanes)] if lanes.len() > 1 => {
-            let quotas = share(shared, &client, lanes, requests[*at].limit).await?;
+            let quotas = quotas(shared, &client, lanes, requests[*at].limit).await?;
             quotas.into_iter().map(|(lane, quota)| LaneShare { request: 0, lane, quota }).collect()
         }
         singles => singles
@@ -328,18 +328,18 @@ async fn claim_group(
             .collect(),
     };
     let owners: Vec<Owner> = group.requests.iter().map(|(at, _)| requests[*at].owner).collect();
-    let several_lanes = portions.len() > owners.len();
-    let mut jobs = take(shared, &client, &owners, portions, TransactionControl::BeginAndCommit, now).await?;
+    let several_lanes = shares.len() > owners.len();
+    let mut jobs = take(shared, &client, &owners, shares, TransactionControl::BeginAndCommit, now).await?;
     let mut claims = Vec::with_capacity(owners.len());
     for (owner, jobs) in owners.into_iter().zip(jobs.drain(..)) {
         let rejected = jobs.is_empty() && !may_claim(&client, owner).await?;
-        let jobs = if several_lanes { in_order(shared, jobs) } else { jobs };
+        let jobs = if several_lanes { in_claim_order(shared, jobs) } else { jobs };
         claims.push(ClaimResult { jobs, rejected, ..ClaimResult::default() });
     }
     client.return_to_pool(Ok(claims))
 }
 
-/// Returns whether an owner that got nothing is entitled to claim.
+/// Returns whether an owner that got nothing may claim.
 pub async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
     let Owner::Worker { id, session } = owner else { return Ok(true) };
     let sql = "SELECT 1 FROM faena.worker WHERE id = $1 AND session = $2 AND ended_at IS NULL";
@@ -347,10 +347,10 @@ pub async fn may_claim(client: &Object, owner: Owner) -> Result<bool> {
     Ok(client.query_opt(&statement, &[&id.0, &session]).await?.is_some())
 }
 
-/// What one request may take from one lane.
+/// Number of jobs that one request may claim from one lane.
 #[derive(Clone, Copy)]
 pub struct LaneShare {
-    /// The number of the request in its group.
+    /// The index of the request in its group.
     pub request: usize,
     pub lane: LaneId,
     pub quota: usize,
@@ -372,9 +372,9 @@ impl TransactionControl {
     }
 }
 
-/// Returns how many jobs each lane may give, by reading their heads. Nothing is locked: if another node takes some of these
-/// jobs, the claim skips them and takes the next.
-async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize) -> Result<BTreeMap<LaneId, usize>> {
+/// Returns how many jobs to claim from each lane, by reading their heads. Nothing is locked: if another node takes some
+/// of these jobs, the claim skips them and takes the next.
+async fn quotas(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize) -> Result<BTreeMap<LaneId, usize>> {
     let statement = client.prepare_cached(HEADS).await?;
     let starts: Vec<i64> = lanes.iter().map(|lane| shared.cursors.start(*lane)).collect();
     let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -406,7 +406,7 @@ async fn share(shared: &Shared, client: &Object, lanes: &[LaneId], limit: usize)
     }
     let first_queue = shared.cursors.first_queue.fetch_add(1, Ordering::Relaxed);
     let mut quotas = BTreeMap::new();
-    for candidate in share_out(candidates, limit, first_queue) {
+    for candidate in select_fairly(candidates, limit, first_queue) {
         *quotas.entry(candidate.row).or_insert(0) += 1;
     }
     Ok(quotas)
@@ -421,25 +421,25 @@ struct LaneRequests {
 }
 
 impl LaneRequests {
-    fn of(owners: &[Owner], portions: &[LaneShare]) -> Option<LaneRequests> {
-        let lane = portions.first()?.lane;
+    fn of(owners: &[Owner], shares: &[LaneShare]) -> Option<LaneRequests> {
+        let lane = shares.first()?.lane;
         if owners.len() < 2
-            || owners.len() != portions.len()
-            || portions.iter().any(|portion| portion.lane != lane || portion.quota > SMALL_REQUEST)
+            || owners.len() != shares.len()
+            || shares.iter().any(|share| share.lane != lane || share.quota > SMALL_REQUEST)
         {
             return None;
         }
         let mut requests = LaneRequests { lane, ids: Vec::new(), sessions: Vec::new(), quotas: Vec::new() };
-        for (owner, portion) in owners.iter().zip(portions) {
+        for (owner, share) in owners.iter().zip(shares) {
             let Owner::Worker { id, session } = *owner else { return None };
             requests.ids.push(id.0);
             requests.sessions.push(session);
-            requests.quotas.push(i64::try_from(portion.quota).unwrap_or(i64::MAX));
+            requests.quotas.push(i64::try_from(share.quota).unwrap_or(i64::MAX));
         }
         Some(requests)
     }
 
-    /// Claims from the remembered position, and again from the head if that gave too few.
+    /// Claims from the remembered position, and again from the head if that returned too few jobs.
     async fn take(
         mut self,
         shared: &Shared,
@@ -492,17 +492,17 @@ fn in_run_order(mut jobs: Vec<Vec<ClaimedJob>>) -> Vec<Vec<ClaimedJob>> {
     jobs
 }
 
-/// Takes all shares in one transaction, and again from the head where the remembered position gave too few. Returns the jobs
-/// of each owner.
+/// Claims all shares in one transaction, and again from the head of a lane if the remembered position returned too few
+/// jobs. Returns the jobs of each owner.
 pub async fn take(
     shared: &Shared,
     client: &Object,
     owners: &[Owner],
-    portions: Vec<LaneShare>,
+    shares: Vec<LaneShare>,
     control: TransactionControl,
     now: Timestamp,
 ) -> Result<Vec<Vec<ClaimedJob>>> {
-    if let Some(requests) = LaneRequests::of(owners, &portions) {
+    if let Some(requests) = LaneRequests::of(owners, &shares) {
         return requests.take(shared, client, control, now).await;
     }
     let for_node = client.prepare_cached(CLAIM).await?;
@@ -511,15 +511,15 @@ pub async fn take(
     let mut jobs: Vec<Vec<ClaimedJob>> = Vec::new();
     jobs.resize_with(owners.len(), Vec::new);
     let mut open: Vec<(LaneShare, i64)> =
-        portions.into_iter().map(|portion| (portion, shared.cursors.start(portion.lane))).collect();
+        shares.into_iter().map(|share| (share, shared.cursors.start(share.lane))).collect();
     while !open.is_empty() {
-        let claims = open.iter().map(|(portion, start)| {
+        let claims = open.iter().map(|(share, start)| {
             let (for_node, for_worker, shard) = (&for_node, &for_worker, &shard);
-            let quota = i64::try_from(portion.quota).unwrap_or(i64::MAX);
+            let quota = i64::try_from(share.quota).unwrap_or(i64::MAX);
             async move {
-                let owner = &owners[portion.request];
+                let owner = &owners[share.request];
                 let (id, now_ms) = (owner.uuid(), now.as_ms());
-                let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&portion.lane, start, &quota, &id, &now_ms, shard];
+                let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&share.lane, start, &quota, &id, &now_ms, shard];
                 match owner {
                     Owner::Node(_) => client.query(for_node, &parameters).await,
                     Owner::Worker { session, .. } => {
@@ -536,8 +536,8 @@ pub async fn take(
         let claimed = claimed?;
         committed?;
         let mut again = Vec::new();
-        for ((portion, start), rows) in open.into_iter().zip(claimed) {
-            let LaneShare { request, lane, quota } = portion;
+        for ((share, start), rows) in open.into_iter().zip(claimed) {
+            let LaneShare { request, lane, quota } = share;
             let mut lane_jobs = rows.iter().map(|row| claimed_job(lane, row)).collect::<Result<Vec<_>>>()?;
             lane_jobs.sort_by_key(|job| (job.ready_at, job.id));
             match lane_jobs.last() {
@@ -573,7 +573,7 @@ pub fn claimed_job(lane: LaneId, row: &Row) -> Result<ClaimedJob> {
     })
 }
 
-pub fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
+pub fn in_claim_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
     let count = jobs.len();
     let candidates = jobs
         .into_iter()
@@ -592,5 +592,5 @@ pub fn in_order(shared: &Shared, jobs: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
             })
         })
         .collect();
-    share_out(candidates, count, 0).into_iter().map(|candidate| candidate.row).collect()
+    select_fairly(candidates, count, 0).into_iter().map(|candidate| candidate.row).collect()
 }

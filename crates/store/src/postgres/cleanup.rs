@@ -1,5 +1,5 @@
-//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written,
-//! tasks that wait for them continue.
+//! Cleans up after jobs that leave a queue or a worker: deletes their side rows, releases their keys, writes webhooks,
+//! and lets tasks continue that wait for them.
 
 use std::collections::HashSet;
 
@@ -35,10 +35,10 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
     let rows =
         client.query("SELECT id, options FROM faena.job WHERE id = ANY($1) AND options IS NOT NULL", &[&all]).await?;
     let mut keys: (Vec<String>, Vec<Uuid>) = Default::default();
-    let mut over: (Vec<i64>, Vec<Uuid>) = Default::default();
-    let mut again: (Vec<i64>, Vec<Uuid>) = Default::default();
+    let mut expiries_to_delete: (Vec<i64>, Vec<Uuid>) = Default::default();
+    let mut expiries_to_restore: (Vec<i64>, Vec<Uuid>) = Default::default();
     let mut webhooks = Vec::new();
-    let mut of_tasks = Vec::new();
+    let mut task_jobs = Vec::new();
     let mut keys_in_flight: (Vec<i64>, Vec<Uuid>) = Default::default();
     for row in &rows {
         let (id, options): (Uuid, _) = (row.get(0), parse_options(row.get(1))?);
@@ -47,7 +47,7 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
             webhooks.push((id, options.clone()));
         }
         if finished && options.task_id.is_some() {
-            of_tasks.push(id);
+            task_jobs.push(id);
         }
         if let Some(key) = &options.concurrency_key {
             keys_in_flight.0.push(key_number(key));
@@ -58,7 +58,7 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
             keys.1.push(id);
         }
         if let Some(at) = options.expires_at {
-            let rows = if finished { &mut over } else { &mut again };
+            let rows = if finished { &mut expiries_to_delete } else { &mut expiries_to_restore };
             rows.0.push(at.as_ms());
             rows.1.push(id);
         }
@@ -75,44 +75,44 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
             )
             .await?;
     }
-    if !over.0.is_empty() {
+    if !expiries_to_delete.0.is_empty() {
         client
             .execute(
                 "DELETE FROM faena.expiry WHERE ctid = ANY (ARRAY(
                      SELECT e.ctid FROM unnest($1::int8[], $2::uuid[]) AS u(at, id)
                      CROSS JOIN LATERAL (
                          SELECT ctid FROM faena.expiry WHERE expires_at = u.at AND id = u.id LIMIT 1) AS e))",
-                &[&over.0, &over.1],
+                &[&expiries_to_delete.0, &expiries_to_delete.1],
             )
             .await?;
     }
-    if !again.0.is_empty() {
+    if !expiries_to_restore.0.is_empty() {
         client
             .execute(
                 "INSERT INTO faena.expiry (expires_at, id) SELECT * FROM unnest($1::int8[], $2::uuid[])
                  ON CONFLICT DO NOTHING",
-                &[&again.0, &again.1],
+                &[&expiries_to_restore.0, &expiries_to_restore.1],
             )
             .await?;
     }
     let mut signals: Vec<Signal> = opened.into_iter().map(Signal::Ready).collect();
-    if !again.0.is_empty() {
+    if !expiries_to_restore.0.is_empty() {
         signals.push(Signal::Waiting);
     }
     if !webhooks.is_empty() {
         webhooks::create(client, webhooks).await?;
         signals.push(Signal::Webhook);
     }
-    if !of_tasks.is_empty() {
+    if !task_jobs.is_empty() {
         let sql = "UPDATE faena.task_job SET ended = true WHERE job = ANY($1) AND NOT ended";
-        if client.execute(sql, &[&of_tasks]).await? > 0 {
+        if client.execute(sql, &[&task_jobs]).await? > 0 {
             signals.push(Signal::TaskJobEnded);
         }
     }
     Ok(signals)
 }
 
-/// Jobs with keys are no longer in flight: opens the key queues of their keys, and returns the lanes.
+/// Releases the keys of jobs that are no longer in flight, opens the key queues of these keys, and returns their lanes.
 ///
 /// A claim closes a key queue only while it has the lock of the key, and after it has counted; so none is closed by a claim
 /// that has not seen this end. A claim never waits for this lock, and these locks are taken in order.

@@ -63,7 +63,7 @@ pub fn pool(url: &str, hosts: &Hosts, timeout: Duration) -> Result<Pool> {
         .map_err(|e| StoreError::Internal(Cause::of(e)))
 }
 
-/// Describes in plain words why the pool has no connection. The pool and the driver each add a sentence of their own.
+/// Describes why the pool has no connection, without the text that the pool and the driver add.
 pub fn no_connection(error: PoolError) -> Cause {
     let described = match &error {
         PoolError::Backend(backend) => match backend.as_db_error() {

@@ -57,7 +57,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Res
 }
 
 async fn require_failed(client: &Object, id: JobId, wanted: &'static str) -> Result<()> {
-    // Locks the row first, as every change does: what is read afterwards stays true.
+    // Locks the row first, as every change does: what is read afterwards does not change.
     client
         .query_opt("SELECT 1 FROM faena.job WHERE id = $1 FOR UPDATE", &[&id.0])
         .await?
@@ -70,8 +70,8 @@ async fn require_failed(client: &Object, id: JobId, wanted: &'static str) -> Res
 
 /// Returns the failed jobs of these lanes that match the search.
 ///
-/// PostgreSQL: the database searches, so that the texts are not transferred. It compares case by its locale; in the locale C only
-/// for ASCII.
+/// PostgreSQL: the database searches, so that the texts are not transferred. It ignores case according to its locale;
+/// with the locale C only for ASCII.
 pub async fn search(client: &Object, query: &ListQuery, lanes: &[LaneId], range: Range) -> Result<Window> {
     let per_lane = lists::per_lane(lanes.len());
     let statement = client

@@ -18,12 +18,12 @@ use crate::{
     JobExit, LaneId, QueueChange, Result, Signal, Tally,
     assemble::parse_options,
     dependents::{EDGES_PER_SLICE, PARENTS_PER_SLICE},
-    plan::{Deltas, Taken, parent_cause},
+    plan::{Deltas, Dequeued, parent_cause},
     sql::PENDING,
     sql::sql,
 };
 
-/// Releases the dependents of `finished`, and so on down the graph. Can be repeated: everything happens once.
+/// Releases the dependents of `finished`, then the dependents of those that this cancels, and so on. Idempotent.
 ///
 /// One transaction processes one slice of a large graph. It records the parents of the rest in `unreleased`, and the promoter of any
 /// node continues with them.
@@ -61,7 +61,7 @@ pub async fn continue_release(shared: &Shared, now: Timestamp) -> Result<(usize,
     Ok(answer)
 }
 
-/// What a slice has done.
+/// Result of one slice.
 #[derive(Default)]
 struct Released {
     deltas: Deltas,
@@ -105,17 +105,17 @@ async fn release_slice(client: &Object, shared: &Shared, mut parents: Vec<JobId>
         let is_complete = edges.len() < left;
         left = left.saturating_sub(edges.len());
         let mut cancelled: HashMap<Uuid, String> = HashMap::new();
-        let mut good: (Vec<Uuid>, Vec<Uuid>) = Default::default();
+        let mut satisfied: (Vec<Uuid>, Vec<Uuid>) = Default::default();
         for edge in &edges {
             let state = states.get(&edge.parent).copied();
             if state == Some(JobState::Completed) || edge.on_failure == OnParentFailure::Run {
-                good.0.push(edge.parent.0);
-                good.1.push(edge.child.0);
+                satisfied.0.push(edge.parent.0);
+                satisfied.1.push(edge.child.0);
             } else {
                 cancelled.insert(edge.child.0, parent_cause(edge.parent, state));
             }
         }
-        release(client, shared, &good, &cancelled, now, &mut released).await?;
+        release(client, shared, &satisfied, &cancelled, now, &mut released).await?;
         let next = cancel(client, cancelled, now, &mut released).await?;
         if is_complete {
             parents = next;
@@ -144,8 +144,8 @@ struct Edge {
     on_failure: OnParentFailure,
 }
 
-/// Returns up to `limit` edges from these parents, with their children locked: of two parents that end concurrently, the second sees
-/// what the first has done.
+/// Returns up to `limit` edges from these parents, and locks their children. If two parents end concurrently, the
+/// second transaction sees what the first has done.
 async fn edges(client: &Object, parents: &[JobId], limit: usize) -> Result<Vec<Edge>> {
     let ids: Vec<Uuid> = parents.iter().map(|id| id.0).collect();
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -259,7 +259,7 @@ async fn cancel(
     let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
     let lanes: Vec<LaneId> = rows.iter().map(|row| row.get(1)).collect();
     let errors: Vec<String> = ids.iter().map(|id| causes.get(id).cloned().unwrap_or_default()).collect();
-    let log = |error: &String| Taken::default().log(now, LogEvent::Cancelled, error);
+    let log = |error: &String| Dequeued::default().log(now, LogEvent::Cancelled, error);
     let logs: Vec<String> = errors.iter().map(log).collect();
     client
         .execute(
@@ -287,7 +287,7 @@ pub async fn put_ended(
     lane: LaneId,
     state: i16,
     id: JobId,
-    taken: Taken,
+    dequeued: Dequeued,
     error: &str,
     reason: &str,
     event: LogEvent,
@@ -302,10 +302,10 @@ pub async fn put_ended(
                 &state,
                 &id.0,
                 &now.as_ms(),
-                &saturating_i16(taken.retry_count),
+                &saturating_i16(dequeued.retry_count),
                 &storable(error),
                 &reason,
-                &taken.log(now, event, error),
+                &dequeued.log(now, event, error),
             ],
         )
         .await?;

@@ -1,4 +1,4 @@
-//! What becomes due: waiting jobs become ready, expired jobs fail, old jobs are deleted.
+//! Processes what is due: waiting jobs become ready, expired jobs fail, old jobs are deleted.
 
 use deadpool_postgres::Object;
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp, error_chain};
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     DueResult, JobExit, LaneId, QueueChange, Result, Retention, Signal, StoreError, Tally,
     jobs::state_of_code,
-    plan::{Deltas, Taken, next_recheck_at, no_handler},
+    plan::{Deltas, Dequeued, next_recheck_at, no_handler},
     sql::{CANCELLED, FAILED},
     sql::{TALLY_COMPLETED, sql},
 };
@@ -35,7 +35,7 @@ pub async fn promote(shared: &Shared, limit: usize, now: Timestamp) -> Result<Du
     Ok(due)
 }
 
-/// Safe on every node at the same time: rows that one node has locked are skipped by the others.
+/// Promotes due jobs. Nodes can do this concurrently: each skips the rows that another node has locked.
 async fn promote_due(shared: &Shared, limit: usize, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
     let result = async {
@@ -118,7 +118,7 @@ async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
     client.return_to_pool(next)
 }
 
-/// Returns how many were read, and which have expired.
+/// Fails expired jobs. Returns how many were read, and which have expired.
 async fn expire_in(
     client: &Object,
     shard: i16,
@@ -145,10 +145,10 @@ async fn expire_in(
         };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
         // Claimed just now: it runs, which is fine.
-        let Some(taken) = dequeue(client, lane, id).await? else { continue };
+        let Some(dequeued) = dequeue(client, lane, id).await? else { continue };
         let error = format!("expired at {}", Timestamp::from_ms(at));
         let reason = ErrorReason::Expired.as_str();
-        put_ended(client, lane, FAILED, id, taken, &error, reason, LogEvent::Expired, now).await?;
+        put_ended(client, lane, FAILED, id, dequeued, &error, reason, LogEvent::Expired, now).await?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         deltas.timed_out(lane, ErrorReason::Expired);
         after_commit.queue_changes.push(QueueChange::left(lane, id));
@@ -183,7 +183,7 @@ pub async fn fail_unhandled(
     Ok(failed.len())
 }
 
-/// Returns which have failed.
+/// Fails the jobs, and returns which have failed.
 async fn fail_unhandled_in(
     shared: &Shared,
     client: &Object,
@@ -212,8 +212,8 @@ async fn fail_unhandled_in(
         for row in rows {
             let id = JobId(row.get(1));
             let retry_count = u32::try_from(row.get::<_, i16>(2)).unwrap_or(0);
-            let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(row.get(0))) };
-            put_ended(client, *lane, FAILED, id, taken, &error, reason, LogEvent::Failed, now).await?;
+            let dequeued = Dequeued { retry_count, ready_at: Some(Timestamp::from_ms(row.get(0))) };
+            put_ended(client, *lane, FAILED, id, dequeued, &error, reason, LogEvent::Failed, now).await?;
             deltas.moved(*lane, Tally::Queued, Tally::Failed, 1);
             after_commit.queue_changes.push(QueueChange::left(*lane, id));
             failed.push(id);

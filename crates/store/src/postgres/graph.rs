@@ -10,15 +10,15 @@ use super::{Shared, read};
 use crate::{
     LaneId, Result,
     assemble::parse_options,
-    graph::{Direction, JobFacts, Question, Walk},
+    graph::{Direction, JobFacts, NeighbourQuery, Walk},
     lanes::lanes_of_queues,
     sql::sql,
 };
 
-/// Dependents of a job that are read to find those of the caller's queues.
-const MOST_READ: i64 = 10_000;
+/// Maximum number of dependents of a job that are read to find those of the caller's queues.
+const MAX_READ: i64 = 10_000;
 
-/// Jobs that depend on one, and are in these lanes; `NULL`: in any lane.
+/// Selects the dependents of a job that are in these lanes; `NULL`: in any lane.
 const CHILDREN: &str = sql!(
     "(SELECT l.id FROM faena.label l WHERE l.kind = {PARENT_LABEL} AND l.value = p.parent ORDER BY l.id LIMIT p.most) AS f
      WHERE $3::int4[] IS NULL OR EXISTS (SELECT FROM faena.job j WHERE j.id = f.id AND j.lane = ANY($3))"
@@ -43,12 +43,12 @@ async fn graph_in(
         return Ok(None);
     }
     let mut walk = Walk::new(id, limit);
-    while let Some(question) = walk.next() {
-        let links = match question.direction {
-            Direction::Parents => parents(client, &question, lanes).await?,
-            Direction::Children => children(client, &question, lanes).await?,
+    while let Some(query) = walk.next() {
+        let links = match query.direction {
+            Direction::Parents => parents(client, &query, lanes).await?,
+            Direction::Children => children(client, &query, lanes).await?,
         };
-        walk.answer(question.direction, links);
+        walk.add_neighbours(query.direction, links);
     }
     let facts = facts_of(shared, client, walk.jobs()).await?;
     let counts = count_children(client, &walk, lanes).await?;
@@ -61,17 +61,17 @@ async fn lanes_of(client: &Object, ids: &[Uuid]) -> Result<HashMap<JobId, LaneId
     Ok(rows.iter().map(|row| (JobId(row.get(0)), row.get(1))).collect())
 }
 
-async fn parents(client: &Object, question: &Question, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
-    let ids: Vec<Uuid> = question.jobs.iter().map(|job| job.0).collect();
+async fn parents(client: &Object, query: &NeighbourQuery, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
+    let ids: Vec<Uuid> = query.jobs.iter().map(|job| job.0).collect();
     let statement = client.prepare_cached("SELECT id, options FROM faena.job WHERE id = ANY($1)").await?;
     let mut found = HashMap::new();
     for row in client.query(&statement, &[&ids]).await? {
         found.insert(JobId(row.get(0)), parse_options(row.get(1))?.depends_on);
     }
     let mut links: Vec<(JobId, JobId)> = Vec::new();
-    for job in &question.jobs {
+    for job in &query.jobs {
         let parents = found.remove(job).unwrap_or_default();
-        links.extend(parents.into_iter().take(question.limit).map(|parent| (*job, parent)));
+        links.extend(parents.into_iter().take(query.limit).map(|parent| (*job, parent)));
     }
     if let Some(lanes) = lanes {
         let ids: Vec<Uuid> = links.iter().map(|(_, parent)| parent.0).collect();
@@ -81,34 +81,34 @@ async fn parents(client: &Object, question: &Question, lanes: Option<&[LaneId]>)
     Ok(links)
 }
 
-async fn children(client: &Object, question: &Question, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
-    let limit = i64::try_from(question.limit).unwrap_or(i64::MAX);
-    let most = if lanes.is_some() { MOST_READ } else { limit };
-    let parents: Vec<String> = question.jobs.iter().map(JobId::to_string).collect();
+async fn children(client: &Object, query: &NeighbourQuery, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let max = if lanes.is_some() { MAX_READ } else { limit };
+    let parents: Vec<String> = query.jobs.iter().map(JobId::to_string).collect();
     let statement = client
         .prepare_cached(&format!(
             "SELECT p.number, c.id FROM unnest($1::text[], $2::int8[]) WITH ORDINALITY AS p(parent, most, number)
              CROSS JOIN LATERAL (SELECT f.id FROM {CHILDREN} ORDER BY f.id LIMIT $4) AS c ORDER BY p.number, c.id"
         ))
         .await?;
-    let rows = client.query(&statement, &[&parents, &vec![most; parents.len()], &lanes, &limit]).await?;
+    let rows = client.query(&statement, &[&parents, &vec![max; parents.len()], &lanes, &limit]).await?;
     let link = |row: &tokio_postgres::Row| {
         let number = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(0);
-        (question.jobs[number], JobId(row.get(1)))
+        (query.jobs[number], JobId(row.get(1)))
     };
     Ok(rows.iter().map(link).collect())
 }
 
 async fn count_children(client: &Object, walk: &Walk, lanes: Option<&[LaneId]>) -> Result<HashMap<JobId, usize>> {
     let parents: Vec<String> = walk.jobs().iter().map(JobId::to_string).collect();
-    let most: Vec<i64> = walk.jobs().iter().map(|job| walk.count_limit(*job) as i64).collect();
+    let max: Vec<i64> = walk.jobs().iter().map(|job| walk.count_limit(*job) as i64).collect();
     let statement = client
         .prepare_cached(&format!(
             "SELECT p.number, (SELECT count(*) FROM {CHILDREN})
              FROM unnest($1::text[], $2::int8[]) WITH ORDINALITY AS p(parent, most, number)"
         ))
         .await?;
-    let rows = client.query(&statement, &[&parents, &most, &lanes]).await?;
+    let rows = client.query(&statement, &[&parents, &max, &lanes]).await?;
     let count = |row: &tokio_postgres::Row| {
         let number = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(0);
         (walk.jobs()[number], usize::try_from(row.get::<_, i64>(1)).unwrap_or(0))

@@ -92,7 +92,7 @@ impl Hosts {
         }))
     }
 
-    pub fn are_several(&self) -> bool {
+    pub fn has_several(&self) -> bool {
         self.0.hosts.len() > 1
     }
 

@@ -1,4 +1,4 @@
-//! Messages from brokers, once per consumer and message.
+//! Processes messages from brokers, each once per consumer.
 
 use std::sync::atomic::Ordering;
 
@@ -34,13 +34,13 @@ async fn submit_in(
     submission: &mut submit::NestedSubmission,
     now: Timestamp,
 ) -> Result<Option<Vec<Submitted>>> {
-    if !is_new(client, consumer, message, now).await? {
+    if !record_message(client, consumer, message, now).await? {
         return Ok(None);
     }
     if shared.events_on.load(Ordering::Relaxed) {
         events::set_actor(client, consumer).await?;
     }
-    submission.jobs(client, shared.own_shard(), jobs.to_vec(), lanes, now).await.map(Some)
+    submission.store(client, shared.own_shard(), jobs.to_vec(), lanes, now).await.map(Some)
 }
 
 pub async fn create_task(
@@ -53,7 +53,7 @@ pub async fn create_task(
     let client = shared.begin().await?;
     let mut after_commit = AfterCommit::default();
     let result = async {
-        let is_new = is_new(&client, &storable(consumer), &storable(message), now).await?;
+        let is_new = record_message(&client, &storable(consumer), &storable(message), now).await?;
         if is_new {
             create_in(shared, &client, task, &mut after_commit, now).await?;
         }
@@ -68,7 +68,7 @@ pub async fn create_task(
 /// Records a message. Returns whether it is the first with its id.
 ///
 /// PostgreSQL: waits for another transaction with the same message, which counts only if it commits.
-async fn is_new(client: &Object, consumer: &str, message: &str, now: Timestamp) -> Result<bool> {
+async fn record_message(client: &Object, consumer: &str, message: &str, now: Timestamp) -> Result<bool> {
     let sql = "INSERT INTO faena.inbox (consumer, id, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
     Ok(client.execute(sql, &[&consumer, &message, &now.as_ms()]).await? > 0)
 }

@@ -1,4 +1,4 @@
-//! What is stored about one job while it runs: log entries, rejected reports, how much of each.
+//! Stores log entries, steps and rejected reports of a job, within limits.
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, LogLine, Run, Timestamp};
@@ -117,8 +117,8 @@ pub async fn stale(client: &Object, id: JobId) -> Result<Option<StaleRow>> {
     }))
 }
 
-/// Returns why a step is rejected, if the job has too many others.
-pub async fn reject_step(
+/// Returns why a step is rejected, if the job already has too many steps.
+pub async fn step_rejection(
     client: &Object,
     limits: &StoredJobLimits,
     id: JobId,
@@ -132,7 +132,7 @@ pub async fn reject_step(
             &[&id.0, &storable(name)],
         )
         .await?;
-    Ok(limits.reject_step(row.get(0), row.get(1), name.len() + result.len()))
+    Ok(limits.step_rejection(row.get(0), row.get(1), name.len() + result.len()))
 }
 
 /// Deletes all but the newest attempts of each of these jobs. While a claim exists, its attempts say which of its jobs have ended.

@@ -14,7 +14,7 @@ use crate::{
 
 /// Reads the open key queues of a lane by rank, and tries to lock the key of each.
 ///
-/// The `FOR KEY SHARE` lock of a submit does not conflict with this one, so its rows are not skipped.
+/// The `FOR KEY SHARE` lock of a submission does not conflict with this one, so its rows are not skipped.
 pub const KEY_QUEUES: &str = "SELECT key, rank, limited_at, limited_by, pg_try_advisory_xact_lock(key) FROM (
          SELECT key, rank, limited_at, limited_by FROM faena.key_queue WHERE lane = $1 AND open ORDER BY rank, key LIMIT $2
          FOR NO KEY UPDATE SKIP LOCKED) AS l";
@@ -53,16 +53,16 @@ pub async fn open_due(client: &Object, lanes: &[Lane], now: Timestamp) -> Result
     Ok(())
 }
 
-/// Reads and locks up to `most` open key queues of each lane, and notes the lanes that have more of them or whose key queues
-/// another claim has locked.
+/// Reads and locks up to `max` open key queues of each lane, and records the lanes that have more of them or whose key
+/// queues another claim has locked.
 pub async fn read_open_key_queues(
     client: &Object,
     lanes: &[Lane],
-    most: usize,
+    max: usize,
     selection: &mut Selection,
 ) -> Result<Vec<OpenKeyQueue>> {
     let statement = client.prepare_cached(KEY_QUEUES).await?;
-    let count = i64::try_from(most).unwrap_or(i64::MAX);
+    let count = i64::try_from(max).unwrap_or(i64::MAX);
     let rows = try_join_all(lanes.iter().map(|lane| {
         let (statement, count) = (&statement, &count);
         async move { client.query(statement, &[&lane.id, count]).await }
@@ -74,7 +74,7 @@ pub async fn read_open_key_queues(
         .await?;
     for (lane, rows) in lanes.iter().zip(rows) {
         let keys: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-        if rows.len() == most {
+        if rows.len() == max {
             selection.more.push(lane.id);
         } else if rows.iter().any(|row| !row.get::<_, bool>(4))
             || client.query_opt(&another_open, &[&lane.id, &keys]).await?.is_some()
@@ -104,8 +104,8 @@ pub async fn read_keys(
     let statement = client.prepare_cached(KEYS).await?;
     let lanes: Vec<LaneId> = key_queues.iter().map(|key_queue| key_queue.lane).collect();
     let keys: Vec<i64> = key_queues.iter().map(|key_queue| key_queue.key).collect();
-    let most = i64::try_from(admit::max_key_concurrency(rules)).unwrap_or(i64::MAX);
-    let rows = client.query(&statement, &[&lanes, &keys, &most]).await?;
+    let max = i64::try_from(admit::max_key_concurrency(rules)).unwrap_or(i64::MAX);
+    let rows = client.query(&statement, &[&lanes, &keys, &max]).await?;
     for (key_queue, row) in key_queues.into_iter().zip(rows) {
         if !row.get::<_, bool>(0) {
             admission.add_empty(&key_queue);

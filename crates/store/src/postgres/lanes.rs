@@ -1,8 +1,9 @@
 //! Lanes: creating and reclaiming them.
 //!
-//! Each node caches lanes, so a reclaimed lane may be in use by another node. Every transaction that brings jobs into lanes checks that they
-//! are not retired (`faena.require_lanes`), and fails otherwise; the node loads the lanes again and repeats it. A lane is deleted when
-//! every transaction that may have made this check before the lane was retired has ended, and has left no job in it.
+//! Each node caches lanes, so a reclaimed lane may be in use by another node. Every transaction that adds jobs to lanes
+//! checks that they are not retired (`faena.require_lanes`), and fails otherwise; the node loads the lanes again and
+//! repeats it. A lane is deleted when every transaction that may have made this check before the lane was retired has
+//! ended, and has left no job in it.
 
 use std::collections::HashSet;
 
@@ -175,10 +176,10 @@ async fn create(shared: &Shared, names: Vec<LaneName<'_>>) -> Result<()> {
     let priorities: Vec<i16> = names.iter().map(|name| name.priority.rank()).collect();
     let keyed: Vec<bool> = names.iter().map(|name| name.keyed).collect();
     let max = shared.options.max_lanes;
-    let most = i64::try_from(max).unwrap_or(i64::MAX);
+    let max_lanes = i64::try_from(max).unwrap_or(i64::MAX);
     let client = shared.client().await?;
     let rows = client
-        .query("SELECT faena.put_lanes($1, $2, $3, $4, $5)", &[&queues, &kinds, &priorities, &keyed, &most])
+        .query("SELECT faena.put_lanes($1, $2, $3, $4, $5)", &[&queues, &kinds, &priorities, &keyed, &max_lanes])
         .await
         .map_err(|error| match error.code() {
             Some(code) if code.code() == TOO_MANY_LANES => too_many_lanes(max),

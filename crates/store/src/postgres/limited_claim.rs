@@ -43,8 +43,8 @@ pub const IN_FLIGHT: &str = sql!("SELECT s.scope, s.name, (
          WHERE s.scope = {SCOPE_SYSTEM} OR (s.scope = {SCOPE_QUEUE} AND l.queue = s.name) OR (s.scope = {SCOPE_TYPE} AND l.type = s.name))
      FROM unnest($1::int2[], $2::text[]) AS s(scope, name)");
 
-/// Claims certain jobs. A job that another transaction is cancelling or moving is skipped. Claims nothing for a worker that has ended
-/// or reconnected, if its session is given.
+/// Claims the given jobs. Skips jobs that another transaction is cancelling or moving. If the session of a worker is
+/// given, claims nothing for a worker that has ended or reconnected.
 pub const TAKE: &str = sql!("
     WITH owner AS MATERIALIZED (
         SELECT id FROM faena.worker WHERE id = $4 AND session = $7 AND ended_at IS NULL FOR KEY SHARE),
@@ -208,7 +208,7 @@ async fn serve_singles(
 ) -> Result<ClaimBatch> {
     let owners: Vec<Owner> = requests.iter().map(|request| request.owner).collect();
     let mut prefetch_limited: Vec<Vec<LaneId>> = requests.iter().map(|_| Vec::new()).collect();
-    let mut portions = Vec::new();
+    let mut shares = Vec::new();
     for (at, request) in requests.iter().enumerate() {
         let Some(lane) = request.lanes.first().copied() else { continue };
         claim_limits.begin(request.idle_slots);
@@ -217,13 +217,13 @@ async fn serve_singles(
         if quota < request.limit && claim_limits.is_limited_by_prefetch_only(lane) {
             prefetch_limited[at].push(lane);
         }
-        portions.push(LaneShare { request: at, lane, quota });
+        shares.push(LaneShare { request: at, lane, quota });
     }
-    let asked: Vec<LaneShare> = portions.iter().copied().filter(|portion| portion.quota > 0).collect();
-    let mut jobs: Vec<Vec<ClaimedJob>> = if asked.is_empty() {
+    let requested: Vec<LaneShare> = shares.iter().copied().filter(|share| share.quota > 0).collect();
+    let mut jobs: Vec<Vec<ClaimedJob>> = if requested.is_empty() {
         owners.iter().map(|_| Vec::new()).collect()
     } else {
-        take(shared, client, &owners, asked, TransactionControl::ByCaller, now).await?
+        take(shared, client, &owners, requested, TransactionControl::ByCaller, now).await?
     };
     let mut claims: Vec<ClaimResult> = Vec::with_capacity(requests.len());
     for (request, jobs) in requests.iter().zip(&mut jobs) {
@@ -234,7 +234,7 @@ async fn serve_singles(
         let rejected = jobs.is_empty() && !may_claim(client, request.owner).await?;
         claims.push(ClaimResult { jobs, rejected, ..ClaimResult::default() });
     }
-    for LaneShare { request, lane, quota } in portions {
+    for LaneShare { request, lane, quota } in shares {
         claim_limits.release(lane, quota - claims[request].jobs.len().min(quota));
         // It got all that the limits allow, so the lane may have more jobs.
         if quota < requests[request].limit && claims[request].jobs.len() == quota && !claims[request].rejected {
@@ -362,11 +362,11 @@ async fn claim_chosen(
     owner: Owner,
     now: Timestamp,
 ) -> Result<Vec<ClaimedJob>> {
-    let portions: Vec<LaneShare> =
+    let shares: Vec<LaneShare> =
         admission.quotas().into_iter().map(|(lane, quota)| LaneShare { request: 0, lane, quota }).collect();
     let mut jobs: Vec<(ClaimedJob, Option<i64>)> = Vec::new();
-    if !portions.is_empty() {
-        let taken = take(shared, client, &[owner], portions, TransactionControl::ByCaller, now).await?;
+    if !shares.is_empty() {
+        let taken = take(shared, client, &[owner], shares, TransactionControl::ByCaller, now).await?;
         jobs.extend(taken.into_iter().flatten().map(|job| (job, None)));
     }
     jobs.extend(take_keyed(shared, client, admission, owner, now).await?);

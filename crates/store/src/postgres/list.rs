@@ -55,13 +55,13 @@ async fn query(shared: &Shared, client: &Object, filter: &Filter, span: Span) ->
     Ok(query)
 }
 
-/// Returns the registrations of a worker. One that was deleted is named by its id.
+/// Returns the registrations of a worker. A deleted registration is found by its id.
 async fn registrations(client: &Object, key: &str) -> Result<Vec<Uuid>> {
     let rows = client.query("SELECT id FROM faena.worker WHERE key = $1", &[&key]).await?;
     Ok(rows.iter().map(|row| row.get(0)).chain(key.parse::<Uuid>()).collect())
 }
 
-/// Returns one page in the order of the creation, and the total.
+/// Returns one page in order of creation, and the total.
 async fn select(client: &Object, query: &ListQuery, counts: &Counts) -> Result<Selected> {
     let is_first = query.page == query.allowed;
     match &query.source {
@@ -93,13 +93,13 @@ async fn select(client: &Object, query: &ListQuery, counts: &Counts) -> Result<S
             Ok(Selected { ids: query.page_of(page.ids), total, total_is_exact, end: page.end })
         }
         Source::Label { .. } | Source::Correlation(_) | Source::Scan { .. } => {
-            let all = compared(client, query, query.allowed).await?;
+            let all = filtered(client, query, query.allowed).await?;
             let (total, total_is_exact) = (all.ids.len() as u64, all.end.is_none());
             let mut page = all;
             if total_is_exact {
                 page.ids.retain(|id| query.page.contains(*id));
             } else if !is_first {
-                page = compared(client, query, query.page).await?;
+                page = filtered(client, query, query.page).await?;
             }
             Ok(Selected { ids: query.page_of(page.ids), total, total_is_exact, end: page.end })
         }
@@ -158,7 +158,7 @@ pub async fn find_in(shared: &Shared, client: &Object, filter: &Filter, span: Sp
             dead_letters_of(client, &query, &lanes, query.page).await?
         }
         Source::Label { .. } | Source::Correlation(_) | Source::Scan { .. } => {
-            compared(client, &query, query.page).await?
+            filtered(client, &query, query.page).await?
         }
     };
     let ids = query.page_of(window.ids);
@@ -167,12 +167,12 @@ pub async fn find_in(shared: &Shared, client: &Object, filter: &Filter, span: Sp
 }
 
 /// Returns the first candidates that match the whole filter.
-async fn compared(client: &Object, query: &ListQuery, range: Range) -> Result<Window> {
+async fn filtered(client: &Object, query: &ListQuery, range: Range) -> Result<Window> {
     let Window { ids, end } = query.window(candidates(client, query, range).await?);
     Ok(Window { ids: ids_of(query, matching(client, query, ids).await?), end })
 }
 
-/// Returns the ids that the narrowest index gives, before the rest of the filter is compared.
+/// Returns the ids from the most selective index, before the rest of the filter is applied.
 async fn candidates(client: &Object, query: &ListQuery, range: Range) -> Result<Vec<JobId>> {
     match &query.source {
         Source::Label { kind, value } => ids_by_label(client, query, *kind, value, range).await,
@@ -391,7 +391,7 @@ pub async fn ids_by_label(
     Ok(rows.iter().map(|row| JobId(row.get(0))).collect())
 }
 
-/// A job without a correlation id of its own has its id as one.
+/// Returns the jobs with this correlation id. For a job without its own, that is the id of the job.
 pub async fn ids_by_correlation(client: &Object, query: &ListQuery, text: &str, range: Range) -> Result<Vec<JobId>> {
     let own = text.parse::<JobId>().ok().map(|id| id.0);
     let rows = client

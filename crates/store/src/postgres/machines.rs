@@ -22,7 +22,7 @@ pub async fn register(shared: &Shared, definition: &Arc<Definition>, by: &str, n
     Ok(registered)
 }
 
-/// Returns also whether the limit of running tasks changed.
+/// Also returns whether the limit of running tasks changed.
 async fn register_in(client: &Object, definition: &Definition, by: &str, now: Timestamp) -> Result<(Registered, bool)> {
     let source = definition.source.to_string();
     let version = version_number(definition.version);
@@ -45,7 +45,7 @@ async fn register_in(client: &Object, definition: &Definition, by: &str, now: Ti
     if hash == definition.hash { Ok((Registered::Known, false)) } else { Err(version_conflict(definition)) }
 }
 
-/// PostgreSQL has no unsigned numbers.
+/// Converts a version for PostgreSQL, which has no unsigned types.
 pub fn version_number(version: u32) -> i32 {
     i32::try_from(version).unwrap_or(i32::MAX)
 }

@@ -62,7 +62,7 @@ impl NodeStore for Postgres {
     }
 }
 
-/// Not repeated: an answer that took long says little about the time.
+/// Returns the time of the database. Not repeated after a failure, because a late answer is inaccurate.
 async fn shared_time(shared: &Shared) -> Result<Timestamp> {
     let client = shared.client().await?;
     let row = client.query_one("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8", &[]).await;
@@ -81,7 +81,7 @@ pub async fn join(shared: &Shared, node: &NodeInfo, lease_ms: i64, now: Timestam
     client.return_to_pool(joined.map(|_| ()).map_err(Into::into))
 }
 
-/// The row itself is the lease: declaring a node dead deletes it first.
+/// Renews the lease of a node. The lease is the node's row, which is deleted before the node is declared dead.
 pub async fn renew(shared: &Shared, node: NodeId, lease_ms: i64, now: Timestamp) -> Result<bool> {
     let client = shared.client().await?;
     let renewed = client
@@ -207,6 +207,6 @@ pub async fn reports(shared: &Shared, now: Timestamp) -> Result<Vec<NodeReport>>
     Ok(rows.iter().map(report).collect())
 }
 
-/// Claims are found by the absence of their owner, so it does not matter which node removed it, or when.
+/// Selects claims without an owner. It does not matter which node removed the owner, or when.
 pub const OWNERLESS: &str = "NOT EXISTS (SELECT FROM faena.node n WHERE n.id = c.owner)
     AND NOT EXISTS (SELECT FROM faena.worker w WHERE w.id = c.owner AND w.ended_at IS NULL)";

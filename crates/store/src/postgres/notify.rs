@@ -1,8 +1,9 @@
 //! Sends signals to this process and to other nodes.
 //!
-//! In this process immediately, by a channel. To other nodes by NOTIFY, never inside a writing transaction (that would
-//! serialise all commits), collected for a few milliseconds, and only if there are other nodes. A lost notification costs one
-//! poll, never a job. The listener reconnects until the process stops, detects a dead connection and a server that has become
+//! A channel delivers signals inside this process immediately. NOTIFY delivers them to other nodes, if there are any.
+//! Signals are collected for a few milliseconds and sent outside of writing transactions, because NOTIFY inside them
+//! would serialise all commits. After a lost notification the other nodes find the change with their next poll; no job
+//! is lost. The listener reconnects until the process stops, detects a dead connection and a server that has become
 //! read-only, and wakes every loop after each reconnect, because signals may have been lost meanwhile.
 //!
 //! A transaction-mode pooler accepts LISTEN and delivers nothing. So the listener sends itself a notification through the pool
@@ -76,7 +77,7 @@ struct Inner {
     has_other_nodes: AtomicBool,
     /// Distinguishes our own notifications from those of other nodes.
     sender: String,
-    /// Why notifications do not arrive. `None`: they do, as far as is known.
+    /// Why notifications do not arrive. `None`: no problem is known.
     problem: Mutex<Option<String>>,
     /// Number of notifications to itself that arrived.
     echoes: AtomicU64,
@@ -146,14 +147,14 @@ impl Notifier {
             if signals.is_empty() {
                 continue;
             }
-            let words: Vec<String> = signals.into_iter().map(word).collect();
+            let words: Vec<String> = signals.into_iter().map(encode).collect();
             for part in words.chunks(100) {
                 let text = format!("{} {}", self.0.sender, part.join(" "));
                 let sent = async {
                     let client = pool.get().await.ok()?;
                     client.execute("SELECT pg_notify($1, $2)", &[&CHANNEL, &text]).await.ok()
                 };
-                // The database is unavailable: the other nodes find out by their polls.
+                // If the database is unavailable, the other nodes find the changes with their polls.
                 let _ = tokio::time::timeout(Duration::from_secs(5), sent).await;
             }
         }
@@ -310,7 +311,7 @@ impl Notifier {
             }
             return;
         }
-        for signal in words.filter_map(parse) {
+        for signal in words.filter_map(decode) {
             let _ = self.0.local.send(signal);
         }
     }
@@ -318,7 +319,7 @@ impl Notifier {
 
 impl ListenHosts {
     fn new(own: Hosts, of_pool: Option<Hosts>) -> ListenHosts {
-        let (check_interval, answer) = if own.are_several() {
+        let (check_interval, answer) = if own.has_several() {
             (CHECK_INTERVAL_SEVERAL_HOSTS, CHECK_TIMEOUT_SEVERAL_HOSTS)
         } else {
             (CHECK_INTERVAL, CHECK_TIMEOUT)
@@ -326,7 +327,8 @@ impl ListenHosts {
         ListenHosts { own, of_pool, check_interval, answer }
     }
 
-    /// Records which host accepted the listener. The pool leaves any other host: the listener notices first that it hangs.
+    /// Records which host accepted the listener. The pool closes its connections to any other host, because the
+    /// listener is the first to notice that a host hangs.
     fn connected_to(&self, host: usize) {
         self.of_pool.as_ref().unwrap_or(&self.own).move_to(host);
     }
@@ -350,10 +352,10 @@ async fn disconnected(disconnections: &mut Option<watch::Receiver<u64>>) {
 const LOST_BY_POOLER: &str = "notifications do not arrive: a connection pooler in transaction mode loses LISTEN; set database.listen_url \
      to a direct address of PostgreSQL, or use pool_mode = session";
 
-/// A division by zero in a read-only session: the answer to a query says only whether it failed.
+/// Divides by zero in a read-only session, because the caller only learns whether the query failed.
 const FAIL_IF_READ_ONLY: &str = "SELECT 1 / (current_setting('transaction_read_only') = 'off')::int";
 
-fn word(signal: Signal) -> String {
+fn encode(signal: Signal) -> String {
     match signal {
         Signal::Ready(lane) => format!("r{lane}"),
         Signal::Cancel(id) => format!("c{id}"),
@@ -372,7 +374,7 @@ fn word(signal: Signal) -> String {
     }
 }
 
-fn parse(word: &str) -> Option<Signal> {
+fn decode(word: &str) -> Option<Signal> {
     match word.split_at_checked(1)? {
         ("r", lane) => lane.parse().ok().map(Signal::Ready),
         ("c", id) => id.parse::<JobId>().ok().map(Signal::Cancel),
@@ -414,7 +416,7 @@ mod tests {
             Signal::Event,
             Signal::Missed,
         ] {
-            assert_eq!(parse(&word(signal)), Some(signal));
+            assert_eq!(decode(&encode(signal)), Some(signal));
         }
         for noise in ["", "r", "x1", "rx", "cnoid", "w1", "k", "d", "dx", "é"] {
             assert_eq!(parse(noise), None, "{noise}");

@@ -100,7 +100,7 @@ impl OutboxStore for Postgres {
 /// A sink with a live subscription.
 struct Sink {
     id: i16,
-    /// Events of a subject wait for an earlier event of that subject that became a dead letter.
+    /// Whether events of a subject wait for an earlier event of that subject that became a dead letter.
     park: bool,
 }
 

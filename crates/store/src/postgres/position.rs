@@ -1,4 +1,4 @@
-//! What a job waits for, for `faena jobs why`.
+//! Reads what a job waits for, for `faena jobs why`.
 
 use deadpool_postgres::Object;
 use faena_domain::{Bucket, JobId, JobState, Timestamp};
@@ -74,10 +74,10 @@ async fn ahead(
     let mut ahead = 0;
     for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue && !without.contains(&lane.id)) {
         let before = score - claim_order.score(lane.priority, Timestamp::from_ms(0));
-        let left = i64::try_from(JobPosition::MOST_AHEAD - ahead).unwrap_or(0);
+        let left = i64::try_from(JobPosition::MAX_AHEAD - ahead).unwrap_or(0);
         let found: i64 = client.query_one(&count, &[&lane.id, &before, &id.0, &left]).await?.get(0);
         ahead += u64::try_from(found).unwrap_or(0);
-        if ahead >= JobPosition::MOST_AHEAD {
+        if ahead >= JobPosition::MAX_AHEAD {
             break;
         }
     }
@@ -86,9 +86,9 @@ async fn ahead(
 
 async fn in_flight_of_key(client: &Object, key: i64) -> Result<(u64, Vec<JobId>)> {
     let count: i64 = client.query_one("SELECT count(*) FROM faena.key_in_flight WHERE key = $1", &[&key]).await?.get(0);
-    let most = JobPosition::MOST_NAMED as i64;
+    let max = JobPosition::MAX_NAMED as i64;
     let named =
-        client.query("SELECT id FROM faena.key_in_flight WHERE key = $1 ORDER BY id LIMIT $2", &[&key, &most]).await?;
+        client.query("SELECT id FROM faena.key_in_flight WHERE key = $1 ORDER BY id LIMIT $2", &[&key, &max]).await?;
     Ok((u64::try_from(count).unwrap_or(0), named.iter().map(|row| JobId(row.get(0))).collect()))
 }
 

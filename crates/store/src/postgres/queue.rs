@@ -1,4 +1,4 @@
-//! What a queue outside the database compares itself with.
+//! Reads the queue of the database for an external queue.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{Postgres, Shared, claim::BEGIN_CLAIM, read};
 use crate::{
-    LaneId, QueueFeed, QueuePlace, QueuePosition, QueueStore, Result, Signal,
+    LaneId, QueueFeed, QueueLocation, QueuePosition, QueueStore, Result, Signal,
     sql::{FAILED, sql},
 };
 
@@ -36,8 +36,8 @@ impl QueueStore for Postgres {
         self.shared.retrying(|| dead_page(&self.shared, lane, after, limit)).await
     }
 
-    async fn queue_places(&self, ids: Vec<JobId>) -> Result<Vec<QueuePlace>> {
-        self.shared.retrying(|| places(&self.shared, &ids)).await
+    async fn queue_locations(&self, ids: Vec<JobId>) -> Result<Vec<QueueLocation>> {
+        self.shared.retrying(|| locations(&self.shared, &ids)).await
     }
 }
 
@@ -110,15 +110,15 @@ fn start(after: Option<QueuePosition>) -> (i64, JobId) {
     after.map_or((i64::MIN, JobId(Uuid::nil())), |position| (position.at.as_ms(), position.id))
 }
 
-async fn places(shared: &Shared, ids: &[JobId]) -> Result<Vec<QueuePlace>> {
+async fn locations(shared: &Shared, ids: &[JobId]) -> Result<Vec<QueueLocation>> {
     let client = shared.client().await?;
     // Only single-row lookups; without statistics the planner would scan whole tables.
     client.batch_execute(BEGIN_CLAIM).await?;
-    let result = places_in(&client, ids).await;
+    let result = locations_in(&client, ids).await;
     client.end(result).await
 }
 
-async fn places_in(client: &Object, ids: &[JobId]) -> Result<Vec<QueuePlace>> {
+async fn locations_in(client: &Object, ids: &[JobId]) -> Result<Vec<QueueLocation>> {
     let states = read::states_of(client, ids).await?;
     let numbers: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let statement = client
@@ -135,19 +135,19 @@ async fn places_in(client: &Object, ids: &[JobId]) -> Result<Vec<QueuePlace>> {
         .await?;
     let rows = client.query(&statement, &[&numbers]).await?;
     let times: HashMap<Uuid, &Row> = rows.iter().map(|row| (row.get(0), row)).collect();
-    Ok(ids.iter().map(|id| place(states.get(id).copied(), times.get(&id.0).copied())).collect())
+    Ok(ids.iter().map(|id| location(states.get(id).copied(), times.get(&id.0).copied())).collect())
 }
 
-fn place(state: Option<JobState>, row: Option<&Row>) -> QueuePlace {
-    let (Some(state), Some(row)) = (state, row) else { return QueuePlace::Elsewhere };
+fn location(state: Option<JobState>, row: Option<&Row>) -> QueueLocation {
+    let (Some(state), Some(row)) = (state, row) else { return QueueLocation::Elsewhere };
     let lane = row.get(1);
     let at = |column: usize| row.get::<_, Option<i64>>(column).map(Timestamp::from_ms);
     let found = match state {
-        JobState::Queued => at(2).map(|ready_at| QueuePlace::Ready { lane, ready_at }),
-        JobState::Pending | JobState::Retrying => at(3).map(|due_at| QueuePlace::Delayed { lane, due_at }),
-        JobState::Failed => at(4).map(|at| QueuePlace::Failed { at }),
-        state if state.is_in_flight() => Some(QueuePlace::InFlight),
+        JobState::Queued => at(2).map(|ready_at| QueueLocation::Ready { lane, ready_at }),
+        JobState::Pending | JobState::Retrying => at(3).map(|due_at| QueueLocation::Delayed { lane, due_at }),
+        JobState::Failed => at(4).map(|at| QueueLocation::Failed { at }),
+        state if state.is_in_flight() => Some(QueueLocation::InFlight),
         _ => None,
     };
-    found.unwrap_or(QueuePlace::Elsewhere)
+    found.unwrap_or(QueueLocation::Elsewhere)
 }

@@ -25,8 +25,9 @@ use crate::{
     workers::JobWorker,
 };
 
-/// One snapshot, so that a moving job is seen in one table. Only index lookups; compiling a query takes longer than any of
-/// them, so sequential scans and joins that a planner without statistics might choose are disabled.
+/// Begins a snapshot, so that a moving job is seen in one table. Disables sequential scans and joins that a planner
+/// without statistics might choose, and the compilation of queries, which takes longer than the index lookups that
+/// these reads need.
 pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; \
      SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
@@ -36,7 +37,7 @@ pub async fn ping(shared: &Shared) -> Result<()> {
     client.return_to_pool(answer.map_err(Into::into))
 }
 
-/// Writes what a large job needs into a new table, and removes it again.
+/// Checks the free space: writes as much as a large job needs into a new table, and removes the table.
 ///
 /// # Errors
 /// `StoreError::Unavailable` with a public reason if the disk is full.
@@ -352,7 +353,7 @@ pub async fn ends_of(client: &Object, id: JobId) -> Result<Vec<FinishedRow>> {
     Ok(rows)
 }
 
-/// Returns since when a ready job waits, and for which limit.
+/// Returns when a ready job began to wait for a limit, and a description of the limit.
 async fn limited_by(client: &Object, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
     if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
         let closed = client
@@ -516,7 +517,7 @@ fn count(row: &Row, column: usize) -> u32 {
     u32::try_from(row.get::<_, i16>(column)).unwrap_or(0)
 }
 
-/// Returns since when the first ready job of each lane has been ready.
+/// Returns when the first ready job of each lane became ready.
 pub async fn ready_since(shared: &Shared) -> Result<Vec<(LaneId, Timestamp)>> {
     let client = shared.client().await?;
     let rows = ready_since_in(&client).await;

@@ -58,13 +58,13 @@ struct ReleasedJob {
 struct Claim {
     run: Run,
     claimed_at: Timestamp,
-    /// What the claim was for its jobs: `assigned`, or `scheduled` if the worker's process had not connected.
+    /// Log event of the claim: `assigned`, or `scheduled` if the worker's process had not connected.
     claimed_as: LogEvent,
     first_ready_at: Timestamp,
     jobs: Vec<ReleasedJob>,
 }
 
-/// What remains to do after the commit of a release, and its counts.
+/// Work that follows the commit of a release, and its counts.
 #[derive(Default)]
 pub struct ReleaseEffects {
     count: RecoveryCounts,

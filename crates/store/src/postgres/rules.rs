@@ -149,7 +149,7 @@ async fn configure_in(client: &Object, configured: &ConfiguredRules, now: Timest
             )
             .await?;
     }
-    // A pause is always an action of a person, so it stays.
+    // Only a user pauses a queue, so the pause is kept.
     client.execute("UPDATE faena.queue SET strict = NULL, fairness = NULL WHERE origin = $1", &[&CONFIG]).await?;
     client.execute("DELETE FROM faena.queue WHERE origin = $1 AND paused_at IS NULL", &[&CONFIG]).await?;
     for (name, QueueRule { strict, fairness, .. }) in &configured.queues {
@@ -164,7 +164,7 @@ async fn configure_in(client: &Object, configured: &ConfiguredRules, now: Timest
     open_all_key_queues(client).await
 }
 
-/// Changes of settings wait for each other.
+/// Serialises changes of settings.
 pub async fn lock(client: &Object) -> Result<()> {
     client.batch_execute("LOCK TABLE faena.queue IN SHARE ROW EXCLUSIVE MODE").await?;
     Ok(())
@@ -307,7 +307,7 @@ async fn open_all_key_queues(client: &Object) -> Result<()> {
     Ok(())
 }
 
-/// This node knows immediately, the others within milliseconds, or with their next poll.
+/// Reads the settings again and notifies the other nodes.
 pub async fn changed(shared: &Shared) -> Result<()> {
     load(shared).await?;
     shared.signal([Signal::Rules]);

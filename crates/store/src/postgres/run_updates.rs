@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     end::{Key, existing, saturating_i16, storable, stored_ends},
-    job_log::{add_log_entries, add_stale, reject_step},
+    job_log::{add_log_entries, add_stale, step_rejection},
     read,
 };
 use crate::{LaneId, Result, RunEnd, RunUpdate, RunUpdateKind, StoredJobLimits, UpdateResult, progress};
@@ -43,7 +43,7 @@ pub async fn write_updates(
         }
         if live
             && let RunUpdateKind::Step { name, result, .. } = &update.kind
-            && let Some(reason) = reject_step(client, limits, update.id, name, result).await?
+            && let Some(reason) = step_rejection(client, limits, update.id, name, result).await?
         {
             answers.push(UpdateResult::Rejected(reason));
             continue;

@@ -201,10 +201,10 @@ async fn delete_in(client: &Object, id: ScheduleId, by: &str, now: Timestamp) ->
 
 pub async fn trigger(shared: &Shared, id: ScheduleId, by: &str, now: Timestamp) -> Result<Option<JobId>> {
     let client = shared.begin().await?;
-    let mut put = submit::NestedSubmission::default();
-    let result = trigger_in(shared, &client, id, by, &mut put, now).await;
+    let mut submission = submit::NestedSubmission::default();
+    let result = trigger_in(shared, &client, id, by, &mut submission, now).await;
     let job = client.end(result).await?;
-    put.signal(shared);
+    submission.signal(shared);
     Ok(job)
 }
 
@@ -213,7 +213,7 @@ async fn trigger_in(
     client: &Object,
     id: ScheduleId,
     by: &str,
-    put: &mut submit::NestedSubmission,
+    submission: &mut submit::NestedSubmission,
     now: Timestamp,
 ) -> Result<Option<JobId>> {
     let Some(schedule) = locked(client, id).await? else { return Ok(None) };
@@ -223,7 +223,7 @@ async fn trigger_in(
     let lane = lane_of(shared, LaneName::of_template(&compiled.schedule.spec.job)).await?;
     let (job, tick) = compiled.trigger(at);
     let job_id = job.id;
-    put.jobs(client, shared.own_shard(), vec![job], vec![lane], now).await?;
+    submission.store(client, shared.own_shard(), vec![job], vec![lane], now).await?;
     update_progress(client, std::slice::from_ref(&compiled.schedule)).await?;
     put_ticks(client, &[tick]).await?;
     audit::add(client, &schedules::trigger_audit_entry(by, job_id, &compiled.schedule), now).await?;
@@ -240,7 +240,7 @@ async fn next_free_time(client: &Object, id: ScheduleId, now: Timestamp) -> Resu
 /// Signals that follow the commit of a round.
 #[derive(Default)]
 struct AfterCommit {
-    put: submit::NestedSubmission,
+    submission: submit::NestedSubmission,
     ended: Vec<JobId>,
     cancel_requested: Vec<JobId>,
     jobs: change::AfterCommit,
@@ -249,7 +249,7 @@ struct AfterCommit {
 impl AfterCommit {
     /// Sends the signals, after the commit.
     async fn send(self, shared: &Shared, now: Timestamp) -> Result<()> {
-        self.put.signal(shared);
+        self.submission.signal(shared);
         shared.signal(self.cancel_requested.into_iter().map(Signal::Cancel));
         self.jobs.send(shared);
         if !self.ended.is_empty() {
@@ -325,7 +325,7 @@ async fn fire_due(
     }
     if !round.jobs.is_empty() {
         let lanes = round.job_schedules.iter().map(|id| lanes[id]).collect();
-        after_commit.put.jobs(client, shared.bulk_shard(), round.jobs, lanes, now).await?;
+        after_commit.submission.store(client, shared.bulk_shard(), round.jobs, lanes, now).await?;
     }
     if !round.schedules.is_empty() {
         update_progress(client, &round.schedules).await?;

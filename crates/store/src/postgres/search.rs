@@ -1,4 +1,4 @@
-//! What lists compare, show and sort by besides the row of a job and the table it is in.
+//! Reads what lists filter, show and sort by but neither the row of a job nor its table contains.
 
 use std::collections::{HashMap, HashSet};
 
@@ -96,7 +96,8 @@ pub async fn last_runs(
     Ok(found)
 }
 
-/// Returns those of these jobs whose payloads match. PostgreSQL: read in parts, so that not all of them are in memory at once.
+/// Returns the jobs whose payloads match. Reads them in chunks, so that not all payloads are in memory at the same
+/// time.
 pub async fn payload_matches(client: &Object, query: &ListQuery, ids: &[Uuid]) -> Result<HashSet<JobId>> {
     let statement = client
         .prepare_cached(&format!(

@@ -1,4 +1,4 @@
-//! Submits: the rows of new jobs, of many callers in one transaction.
+//! Stores new jobs, those of many callers in one transaction.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -47,42 +47,42 @@ impl Weight for Call {
 /// Stores the jobs of all `calls` in one transaction. A rejected call does not affect the others.
 pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
     let actors: Vec<String> = calls.iter().map(|call| call.by.clone()).collect();
-    let (mut works, answers): (Vec<_>, Vec<_>) =
+    let (mut pending, answers): (Vec<_>, Vec<_>) =
         calls.into_iter().map(|call| (Some((call.jobs, call.now)), call.answer)).unzip();
     // A transaction has one actor. While there are no events, it does not matter.
     let has_events = shared.events_on.load(Ordering::Relaxed);
-    let mut results: Vec<Option<Result<Vec<Submitted>>>> = works.iter().map(|_| None).collect();
-    // Calls whose answer depends on another call of the same group (they share a key) form a group of their own.
+    let mut results: Vec<Option<Result<Vec<Submitted>>>> = pending.iter().map(|_| None).collect();
+    // A call whose answer depends on another call of its group, because they share a key, is moved to a later group.
     let mut rounds = 0;
-    while works.iter().any(Option::is_some) {
+    while pending.iter().any(Option::is_some) {
         rounds += 1;
-        if rounds > works.len() + 10 {
-            // Each round settles at least one call, unless other transactions keep taking the same keys.
-            for (at, work) in works.iter_mut().enumerate().filter(|(_, work)| work.is_some()) {
-                *work = None;
-                results[at] = Some(Err(StoreError::Unavailable("other submits are taking the same keys".into())));
+        if rounds > pending.len() + 10 {
+            // Each round answers at least one call, unless other transactions keep taking the same keys.
+            for (at, call) in pending.iter_mut().enumerate().filter(|(_, call)| call.is_some()) {
+                *call = None;
+                results[at] = Some(Err(StoreError::Unavailable("other submissions are using the same keys".into())));
             }
             break;
         }
-        let mut group: Vec<usize> = (0..works.len()).filter(|at| works[*at].is_some()).collect();
+        let mut group: Vec<usize> = (0..pending.len()).filter(|at| pending[*at].is_some()).collect();
         let actor = actors[group[0]].as_str();
         if has_events {
             group.retain(|at| actors[*at] == actor);
         }
         let actor = Some(actor).filter(|actor| has_events && *actor != SYSTEM);
-        let input: Vec<&(Vec<NewJob>, Timestamp)> = group.iter().filter_map(|at| works[*at].as_ref()).collect();
+        let input: Vec<&(Vec<NewJob>, Timestamp)> = group.iter().filter_map(|at| pending[*at].as_ref()).collect();
         match shared.retrying(|| store(shared, shard, &input, actor)).await {
             Ok(outcomes) => {
                 for (at, outcome) in group.into_iter().zip(outcomes) {
                     if let Some(outcome) = outcome {
                         results[at] = Some(outcome);
-                        works[at] = None;
+                        pending[at] = None;
                     }
                 }
             }
             Err(error) => {
                 for at in group {
-                    works[at] = None;
+                    pending[at] = None;
                     results[at] = Some(Err(error.clone_for_caller()));
                 }
             }
@@ -95,7 +95,7 @@ pub async fn run(shared: &Shared, shard: i16, calls: Vec<Call>) {
 
 type CallOutcome = Option<Result<Vec<Submitted>>>;
 
-/// Writes one transaction. `None` for a call that must be repeated without the others.
+/// Stores the jobs of `calls` in one transaction. Returns `None` for a call that must be repeated without the others.
 async fn store(
     shared: &Shared,
     shard: i16,
@@ -120,7 +120,7 @@ async fn store(
     if plain {
         for (at, (jobs, now)) in calls.iter().enumerate() {
             if outcomes[at].is_none() {
-                outcomes[at] = Some(Ok(rows.add(jobs, &lanes[at], Parents::new(), &Taken::default(), *now)));
+                outcomes[at] = Some(Ok(rows.add(jobs, &lanes[at], Parents::new(), &TakenKeys::default(), *now)));
             }
         }
     }
@@ -169,8 +169,8 @@ pub struct NestedSubmission {
 }
 
 impl NestedSubmission {
-    /// Stores all of them or none; `lanes` has the lane of each.
-    pub async fn jobs(
+    /// Stores all jobs or none; `lanes` has the lane of each.
+    pub async fn store(
         &mut self,
         client: &Object,
         shard: i16,
@@ -181,7 +181,7 @@ impl NestedSubmission {
         let mut outcomes = [None];
         store_with_keys(client, shard, &[&(jobs, now)], &[lanes], &mut outcomes, &mut self.rows).await?;
         let [outcome] = outcomes;
-        outcome.unwrap_or_else(|| Err(StoreError::Contended("other submits are taking the same keys".into())))
+        outcome.unwrap_or_else(|| Err(StoreError::Contended("other submissions are using the same keys".into())))
     }
 
     /// Sends the signals, after the commit.
@@ -214,7 +214,7 @@ async fn store_with_keys(
     let taken = take_keys(client, calls, outcomes).await?;
     let mut exits = Vec::new();
     for (at, (jobs, now)) in calls.iter().enumerate() {
-        if outcomes[at].is_some() || taken.again.contains(&at) {
+        if outcomes[at].is_some() || taken.must_repeat.contains(&at) {
             continue;
         }
         let mut known = known.clone();
@@ -233,14 +233,15 @@ async fn store_with_keys(
     Ok(())
 }
 
+/// Result of taking the keys of a group of calls.
 #[derive(Default)]
-pub struct Taken {
+pub struct TakenKeys {
     /// Jobs that exist already under their idempotency key.
     pub existing: HashMap<JobId, Submitted>,
     /// Jobs that repeat an earlier one of their batch.
     pub repeated: HashMap<JobId, JobId>,
-    /// Calls to be repeated.
-    pub again: HashSet<usize>,
+    /// Calls that must be repeated, by index.
+    pub must_repeat: HashSet<usize>,
 }
 
 /// A key that a job takes.
@@ -252,13 +253,14 @@ struct KeyRequest<'a> {
     fingerprint: Option<&'a [u8]>,
 }
 
-/// Takes the keys of all jobs. Another transaction that is taking the same key is waited for, and counts only if it commits.
+/// Takes the keys of all jobs. Waits for another transaction that is taking the same key, which counts only if it
+/// commits.
 async fn take_keys(
     client: &Object,
     calls: &[&(Vec<NewJob>, Timestamp)],
     outcomes: &mut [CallOutcome],
-) -> Result<Taken> {
-    let mut taken = Taken::default();
+) -> Result<TakenKeys> {
+    let mut taken = TakenKeys::default();
     let mut requests = key_requests(calls, outcomes, &mut taken);
     if requests.is_empty() {
         return Ok(taken);
@@ -275,21 +277,22 @@ async fn take_keys(
              SELECT * FROM unnest($1::int2[], $2::text[], $3::uuid[], $4::bytea[]) ON CONFLICT DO NOTHING RETURNING kind, id",
         )
         .await?;
-    let won: HashSet<(i16, Uuid)> = client
+    let inserted: HashSet<(i16, Uuid)> = client
         .query(&insert, &[&kinds, &keys, &ids, &fingerprints])
         .await?
         .iter()
         .map(|row| (row.get(0), row.get(1)))
         .collect();
-    let lost: Vec<&KeyRequest> = requests.iter().filter(|request| !won.contains(&(request.kind, request.id))).collect();
-    if lost.is_empty() {
+    let conflicting: Vec<&KeyRequest> =
+        requests.iter().filter(|request| !inserted.contains(&(request.kind, request.id))).collect();
+    if conflicting.is_empty() {
         return Ok(taken);
     }
-    settle_lost(client, lost, outcomes, &mut taken).await?;
-    // Jobs that are not stored now return their keys.
+    resolve_conflicts(client, conflicting, outcomes, &mut taken).await?;
+    // Jobs that this transaction does not store release their keys.
     let mut unused: Vec<Uuid> = taken.existing.keys().map(|id| id.0).collect();
     for (at, (jobs, _)) in calls.iter().enumerate() {
-        if outcomes[at].is_some() || taken.again.contains(&at) {
+        if outcomes[at].is_some() || taken.must_repeat.contains(&at) {
             unused.extend(jobs.iter().map(|job| job.id.0));
         }
     }
@@ -301,7 +304,7 @@ async fn take_keys(
 fn key_requests<'a>(
     calls: &[&'a (Vec<NewJob>, Timestamp)],
     outcomes: &mut [CallOutcome],
-    taken: &mut Taken,
+    taken: &mut TakenKeys,
 ) -> Vec<KeyRequest<'a>> {
     let mut requests = Vec::new();
     for (call, (jobs, _)) in calls.iter().enumerate() {
@@ -328,29 +331,30 @@ fn key_requests<'a>(
     requests
 }
 
-/// Decides what follows from keys that other jobs have.
-async fn settle_lost(
+/// Decides what happens to requests whose keys other jobs already have.
+async fn resolve_conflicts(
     client: &Object,
-    lost: Vec<&KeyRequest<'_>>,
+    conflicting: Vec<&KeyRequest<'_>>,
     outcomes: &mut [CallOutcome],
-    taken: &mut Taken,
+    taken: &mut TakenKeys,
 ) -> Result<()> {
     let existing_jobs =
-        existing_jobs(client, &lost.iter().map(|request| (request.kind, request.key)).collect::<Vec<_>>()).await?;
-    let held_by: Vec<JobId> = existing_jobs.values().map(|(id, _)| *id).collect();
-    let states = read::states_of(client, &held_by).await?;
-    for request in lost {
-        // It exists already, with all its keys. (Idempotency keys come first.)
+        existing_jobs(client, &conflicting.iter().map(|request| (request.kind, request.key)).collect::<Vec<_>>())
+            .await?;
+    let existing_ids: Vec<JobId> = existing_jobs.values().map(|(id, _)| *id).collect();
+    let states = read::states_of(client, &existing_ids).await?;
+    for request in conflicting {
+        // The job exists already, with all its keys. (Idempotency keys come first.)
         if taken.existing.contains_key(&JobId(request.id)) {
             continue;
         }
         let Some((existing_job, fingerprint)) = existing_jobs.get(&(request.kind, request.key.to_owned())) else {
-            taken.again.insert(request.call);
+            taken.must_repeat.insert(request.call);
             continue;
         };
         let Some(status) = states.get(existing_job).copied() else {
             // The job with the key is in this group and not written yet.
-            taken.again.insert(request.call);
+            taken.must_repeat.insert(request.call);
             continue;
         };
         if request.kind == KeyKind::Unique as i16 {
@@ -369,9 +373,9 @@ async fn settle_lost(
     Ok(())
 }
 
-type Holders = HashMap<(i16, String), (JobId, Option<Vec<u8>>)>;
+type ExistingJobs = HashMap<(i16, String), (JobId, Option<Vec<u8>>)>;
 
-async fn existing_jobs(client: &Object, keys: &[(i16, &str)]) -> Result<Holders> {
+async fn existing_jobs(client: &Object, keys: &[(i16, &str)]) -> Result<ExistingJobs> {
     let kinds: Vec<i16> = keys.iter().map(|(kind, _)| *kind).collect();
     let texts: Vec<&str> = keys.iter().map(|(_, key)| *key).collect();
     let rows = client
@@ -384,7 +388,7 @@ async fn existing_jobs(client: &Object, keys: &[(i16, &str)]) -> Result<Holders>
     Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (JobId(row.get(2)), row.get(3)))).collect())
 }
 
-/// A key queue for a job that is ready since this time: lane, key, ready time.
+/// A key queue to create for a ready job: lane, key, ready time.
 pub type KeyQueueEntry = (LaneId, i64, i64);
 
 /// Creates these key queues, and keeps them until the commit: a claim that finds one of them empty cannot delete it while it
@@ -420,7 +424,7 @@ pub async fn put_key_queues(client: &Object, mut entries: Vec<KeyQueueEntry>) ->
     if locked.len() < entries.len() {
         return Err(StoreError::Contended("a key queue was just removed".into()));
     }
-    // Only for jobs that return to their old position.
+    // True only for jobs that return to their old position.
     if locked.iter().any(|row| row.get(0)) {
         let earlier = client
             .prepare_cached(

@@ -1,4 +1,4 @@
-//! The rows of a submit, collected per table and written with one statement each.
+//! The rows of a submission, collected per table and written with one statement each.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use tokio_postgres::{Row, types::ToSql};
 use uuid::Uuid;
 
-use super::submit::{COUNT, KeyQueueEntry, Taken, put_key_queues};
+use super::submit::{COUNT, KeyQueueEntry, TakenKeys, put_key_queues};
 use crate::{
     LaneId, QueueChange, Result, Signal, Submitted, Tally,
     plan::{self, Deltas, Parents, Placement, PlannedJob},
@@ -51,7 +51,7 @@ impl Rows {
         jobs: &[NewJob],
         lanes: &[LaneId],
         mut known: Parents,
-        Taken { existing, repeated, .. }: &Taken,
+        TakenKeys { existing, repeated, .. }: &TakenKeys,
         now: Timestamp,
     ) -> Vec<Submitted> {
         let mut answers = Vec::with_capacity(jobs.len());

@@ -25,12 +25,12 @@ use crate::{
 pub async fn locked_capacity(client: &Object, machines: &BTreeSet<&str>) -> Result<TaskCapacity> {
     let mut capacity = TaskCapacity::default();
     for machine in machines {
-        let Some(most) = locked_limit(client, machine).await? else { continue };
+        let Some(max) = locked_limit(client, machine).await? else { continue };
         let statement = client
             .prepare_cached("SELECT EXISTS (SELECT FROM faena.task WHERE status = 'queued' AND machine = $1)")
             .await?;
         let has_queue: bool = client.query_one(&statement, &[machine]).await?.get(0);
-        capacity.set(machine, most - running(client, machine, most).await?, has_queue);
+        capacity.set(machine, max - running(client, machine, max).await?, has_queue);
     }
     Ok(capacity)
 }
@@ -44,8 +44,8 @@ async fn locked_limit(client: &Object, machine: &str) -> Result<Option<i64>> {
     Ok(client.query_opt(&statement, &[&machine]).await?.and_then(|row| row.get(0)))
 }
 
-/// Counts the running tasks of a machine up to `most`. The join reads no tasks that have ended.
-async fn running(client: &Object, machine: &str, most: i64) -> Result<i64> {
+/// Counts the running tasks of a machine up to `max`. The join reads no tasks that have ended.
+async fn running(client: &Object, machine: &str, max: i64) -> Result<i64> {
     let statement = client
         .prepare_cached(
             "SELECT count(*) FROM (SELECT FROM faena.machine m JOIN faena.task t
@@ -53,7 +53,7 @@ async fn running(client: &Object, machine: &str, most: i64) -> Result<i64> {
              WHERE m.name = $1 LIMIT $2) AS counted",
         )
         .await?;
-    Ok(client.query_one(&statement, &[&machine, &most]).await?.get(0))
+    Ok(client.query_one(&statement, &[&machine, &max]).await?.get(0))
 }
 
 /// Starts up to `limit` queued tasks of each machine that has capacity. Returns how many.
@@ -86,7 +86,7 @@ async fn start_in(
     now: Timestamp,
 ) -> Result<usize> {
     let capacity = match locked_limit(client, machine).await? {
-        Some(most) => most - running(client, machine, most).await?,
+        Some(max) => max - running(client, machine, max).await?,
         None => i64::MAX,
     };
     let capacity = capacity.min(limit);
@@ -117,11 +117,11 @@ pub async fn position(shared: &Shared, machine: &str, id: TaskId) -> Result<Task
 async fn position_in(client: &Object, machine: &str, id: TaskId) -> Result<TaskPosition> {
     let sql = sql!("SELECT concurrency FROM faena.limit_rule WHERE scope = {SCOPE_MACHINE} AND name = $1");
     let limit: Option<i64> = client.query_opt(sql, &[&machine]).await?.and_then(|row| row.get(0));
-    let most = i64::try_from(COUNT_LIMIT).unwrap_or(i64::MAX);
+    let max = i64::try_from(COUNT_LIMIT).unwrap_or(i64::MAX);
     let sql = "SELECT count(*) FROM (
          SELECT FROM faena.task WHERE status = 'queued' AND machine = $1 AND id < $2 LIMIT $3) AS counted";
-    let ahead: i64 = client.query_one(sql, &[&machine, &id.0, &most]).await?.get(0);
-    let running = running(client, machine, limit.unwrap_or(most)).await?;
+    let ahead: i64 = client.query_one(sql, &[&machine, &id.0, &max]).await?.get(0);
+    let running = running(client, machine, limit.unwrap_or(max)).await?;
     Ok(TaskPosition {
         running: running.unsigned_abs(),
         limit: limit.map(i64::unsigned_abs),

@@ -99,7 +99,7 @@ struct EventRows {
     at: i64,
 }
 
-/// PostgreSQL has no unsigned numbers.
+/// Converts a number for PostgreSQL, which has no unsigned types.
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -313,7 +313,7 @@ impl TaskWrites {
     }
 }
 
-/// Statements for the tables of which a batch has rows.
+/// Statements for the tables that a batch writes to.
 struct Statements {
     tasks: Option<Statement>,
     tags: Option<Statement>,

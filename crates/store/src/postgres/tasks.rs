@@ -28,7 +28,7 @@ use crate::{
     lanes::LaneName,
     schedules::rejection,
     sql::sql,
-    task_limits::touches_queue,
+    task_limits::affects_queue,
     tasks::{Batch, COLUMNS, JobEnd, Plan, TASKS, TaskJob, TaskRow, event_ids, job_end, task_ids},
 };
 
@@ -62,7 +62,7 @@ impl TaskStore for Postgres {
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
         let started = Instant::now();
-        // Inputs of one task take the same batcher, so they keep their order and do not wait for each other's locks.
+        // Inputs of one task use the same batcher, so they keep their order and do not wait for each other's locks.
         let writer = inputs.first().map_or(0, |input| usize::from(input.task.0.as_bytes()[15]) % self.tasks.len());
         let answers = self.tasks[writer].call(|answer| Call { inputs, now, answer }).await?;
         self.shared.task_meter.count(&answers, started.elapsed());
@@ -127,13 +127,13 @@ impl TaskStore for Postgres {
     }
 }
 
-/// What follows a commit.
+/// Signals and effects that follow the commit.
 #[derive(Default)]
 pub struct AfterCommit {
-    put: submit::NestedSubmission,
+    submission: submit::NestedSubmission,
     /// The earliest time at which a task is due now and was not due before.
     new_due: Option<Timestamp>,
-    touches_queue: bool,
+    affects_queue: bool,
     has_events: bool,
     has_webhooks: bool,
     deadlines_missed: usize,
@@ -141,7 +141,7 @@ pub struct AfterCommit {
 
 impl AfterCommit {
     pub fn add(&mut self, shared: &Shared, batch: &Batch, plan: &Plan) {
-        self.touches_queue |= touches_queue(&shared.rules.current(), batch);
+        self.affects_queue |= affects_queue(&shared.rules.current(), batch);
         self.new_due = self.new_due.into_iter().chain(batch.new_due()).min();
         self.has_events |= !plan.events.is_empty();
         self.has_webhooks |= !plan.webhooks.is_empty();
@@ -149,9 +149,9 @@ impl AfterCommit {
     }
 
     pub fn send(self, shared: &Shared) {
-        self.put.signal(shared);
+        self.submission.signal(shared);
         shared.signal(self.new_due.map(Signal::TaskDue));
-        if self.touches_queue {
+        if self.affects_queue {
             shared.signal([Signal::TaskQueue]);
         }
         if self.has_events {
@@ -177,7 +177,7 @@ pub async fn submit_jobs(
 ) -> Result<()> {
     if !jobs.is_empty() {
         events::set_actor(client, TASKS).await?;
-        after_commit.put.jobs(client, shared.own_shard(), jobs, lanes, now).await?;
+        after_commit.submission.store(client, shared.own_shard(), jobs, lanes, now).await?;
     }
     Ok(())
 }
@@ -314,13 +314,13 @@ async fn read_batch(
     Ok(())
 }
 
-/// Refuses the jobs that cannot be submitted, and returns the lanes of the others.
+/// Rejects the jobs that cannot be submitted, and returns the lanes of the others.
 pub async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now: Timestamp) -> Result<Vec<LaneId>> {
     let mut lanes = Vec::new();
     while let Some(job) = plan.jobs.get(lanes.len()) {
         match lane_of(shared, LaneName::of(job)).await {
             Ok(lane) => lanes.push(lane),
-            Err(error) => batch.refuse(plan, lanes.len(), rejection(error)?, now),
+            Err(error) => batch.reject(plan, lanes.len(), rejection(error)?, now),
         }
     }
     Ok(lanes)
@@ -358,7 +358,7 @@ async fn notify_of_ended_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Re
     Ok(TasksFired { jobs, deadlines_missed, ..TasksFired::default() })
 }
 
-/// Returns also whether tasks are queued.
+/// Also returns whether tasks are queued.
 async fn fire_timers(shared: &Shared, limit: i64, now: Timestamp) -> Result<(TasksFired, bool)> {
     let client = shared.begin().await?;
     let mut after_commit = AfterCommit::default();

@@ -3,8 +3,8 @@
 //! The table `move` has one row: the source, and the process that moves it. `move_progress` has the number of rows of each table
 //! that were copied, written in the transaction of the rows; it exists until the move is complete, and servers do not start before that.
 //!
-//! Every transaction locks the row of `move`. So a move that continues waits until what a killed process has sent is committed or
-//! rolled back, and a process that is not the last one to start moves nothing.
+//! Every transaction locks the row of `move`. So a move that continues waits until the last transaction of a killed
+//! process is committed or rolled back, and only the process that started last moves rows.
 
 use std::{collections::HashMap, pin::pin, sync::Arc};
 
@@ -34,9 +34,9 @@ const REPORT_ROWS: u64 = 20_000;
 #[derive(Debug)]
 pub enum Found {
     Empty,
-    /// A part of this source, with the number of rows of each table. Without any, what is there is discarded.
+    /// A part of this source, with the number of rows of each table. If there are none, the contents are discarded.
     Part(HashMap<String, u64>),
-    /// Everything, since this time.
+    /// Everything. The move was completed at this time.
     Moved(Timestamp),
 }
 
@@ -91,7 +91,7 @@ impl Target {
         Ok(rows.iter().map(column).collect())
     }
 
-    /// Decides whether this source can be moved here. Belongs to the transaction of `open`.
+    /// Decides whether this source can be moved here. Runs in the transaction of `open`.
     pub async fn inspect(&self, tables: &[Arc<Table>], identity: &Identity, resume: Resume) -> Result<Found> {
         let known = self.client.query_one("SELECT to_regclass('faena.move') IS NOT NULL", &[]).await?;
         if known.get(0) {
@@ -141,7 +141,7 @@ impl Target {
         Ok(self.client.batch_execute("ROLLBACK").await?)
     }
 
-    /// Takes the target over for this process, and commits.
+    /// Makes this process the owner of the move, and commits.
     pub async fn begin(&self, tables: &[Arc<Table>], identity: &Identity, found: &Found, now: Timestamp) -> Result<()> {
         match found {
             Found::Empty => {
@@ -263,7 +263,7 @@ impl Target {
         Ok(())
     }
 
-    /// Tells the planner about the new rows; autovacuum would do so a while later.
+    /// Updates the statistics of the planner, which autovacuum would do only later.
     pub async fn analyze(&self, tables: &[Arc<Table>]) -> Result<()> {
         let names: Vec<String> = tables.iter().map(|table| format!("faena.{}", quoted(&table.name))).collect();
         Ok(self.client.batch_execute(&format!("ANALYZE {}", names.join(", "))).await?)

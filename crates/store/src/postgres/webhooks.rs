@@ -165,7 +165,7 @@ const HOSTS: &str = "WITH RECURSIVE hosts AS (
          SELECT (SELECT w.host FROM faena.webhook w WHERE w.due_at IS NOT NULL AND w.host > hosts.host
                  ORDER BY w.host LIMIT 1) FROM hosts WHERE hosts.host IS NOT NULL)";
 
-/// Safe on every node at the same time: rows that one node has locked are skipped by the others.
+/// Locks due webhooks. Nodes can do this concurrently: each skips the rows that another node has locked.
 async fn due(client: &Object, request: &WebhookTakeRequest, now: Timestamp) -> Result<Vec<DueWebhook>> {
     let number = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
     let (hosts, host_capacities): (Vec<&str>, Vec<i64>) =

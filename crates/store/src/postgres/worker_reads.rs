@@ -1,4 +1,4 @@
-//! Reads of workers: views, capabilities, jobs in flight.
+//! Reads workers: views, capabilities, jobs in flight.
 
 use std::collections::BTreeMap;
 

@@ -29,7 +29,7 @@ use crate::{
     audit::{audit_entry, drain_action},
     workers::{
         FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes, deadline_without_node,
-        kind_code, names, path_in, worker_code, worker_kind, worker_state,
+        kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -95,7 +95,7 @@ impl WorkerStore for Postgres {
     }
 }
 
-/// A live registration, as far as the store methods need it, with its row locked.
+/// A live registration with the columns that the store methods need. Its row is locked.
 struct LiveWorker {
     id: WorkerId,
     key: String,
@@ -166,7 +166,7 @@ async fn admit_in(
 }
 
 async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
-    let path = path_in(None, entry.state);
+    let path = path_when_connecting(None, entry.state);
     let state = path.last().copied().unwrap_or(WorkerState::Creating);
     let begun = client
         .execute(
@@ -209,7 +209,7 @@ async fn resume(
     now: Timestamp,
 ) -> Result<WorkerAdmitted> {
     let token = live.owner.admit(entry)?;
-    let path = path_in(Some(live.state), entry.state);
+    let path = path_when_connecting(Some(live.state), entry.state);
     let state = path.last().copied().unwrap_or(live.state);
     let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
     let session = live.session + 1;
@@ -532,7 +532,7 @@ pub async fn sweep(
     now: Timestamp,
 ) -> Result<SweepResult> {
     let mut swept = SweepResult::default();
-    // PostgreSQL: each in a transaction of its own, repeated on its own, so that each is reported.
+    // PostgreSQL: each worker has its own transaction and its own retries, so that each result is returned.
     for id in shared.retrying(|| overdue(shared, now)).await? {
         swept.lost.extend(shared.retrying(|| sweep_one(shared, id, orphan_delay_ms, now)).await?);
     }
@@ -552,7 +552,7 @@ async fn overdue(shared: &Shared, now: Timestamp) -> Result<Vec<WorkerId>> {
     client.return_to_pool(Ok(rows.iter().map(|row| WorkerId(row.get(0))).collect()))
 }
 
-/// `None`: it has reported in the meantime, or another node was faster.
+/// Declares a worker lost. Returns `None` if it has reported meanwhile, or if another node has declared it lost.
 async fn sweep_one(shared: &Shared, id: WorkerId, orphan_delay_ms: i64, now: Timestamp) -> Result<Option<WorkerLost>> {
     let client = shared.begin().await?;
     let result = async {
@@ -565,19 +565,19 @@ async fn sweep_one(shared: &Shared, id: WorkerId, orphan_delay_ms: i64, now: Tim
     }
     .await;
     let Some((key, released)) = client.end(result).await? else { return Ok(None) };
-    // The node it is connected to learns that it has ended.
+    // Notifies the node that the worker is connected to.
     shared.signal([Signal::Worker(id)]);
     Ok(Some(WorkerLost { id, key, released: released.after_commit(shared, now).await }))
 }
 
-/// Returns the next deadline.
+/// Deletes old registrations. Returns the next deadline.
 async fn forget_ended(shared: &Shared, forget_before: Timestamp) -> Result<Option<Timestamp>> {
     let client = shared.begin().await?;
     let result = forget_in(&client, forget_before).await;
     client.end(result).await
 }
 
-/// Registrations with claims stay, so that it is known who had the jobs.
+/// Keeps registrations with claims, because they show which worker had the jobs.
 async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<Timestamp>> {
     let rows = client
         .query(

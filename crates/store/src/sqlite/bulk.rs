@@ -9,8 +9,8 @@ use crate::{
     Bulk, BulkAction, BulkStep, BulkStore, BulkWork, COUNT_LIMIT, Filter, NewBulk, Result, StoreError, TaskBulk,
     audit::retried_by,
     bulk::{
-        Acted, BulkRow, CANCEL_REASON, COLUMNS, MAX_CANDIDATES, begin_audit, end_audit, first_readable, is_unchanged,
-        stop_audit,
+        BulkRow, BulkStepCounts, CANCEL_REASON, COLUMNS, MAX_CANDIDATES, begin_audit, end_audit, first_readable,
+        is_unchanged, stop_audit,
     },
 };
 
@@ -97,15 +97,15 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
     if !progress.is_some_and(|(last, due_at)| is_unchanged(step, last, due_at)) {
         return Ok(false);
     }
-    let acted = match &step.bulk.work {
+    let counts = match &step.bulk.work {
         BulkWork::Jobs { action, filter } => {
-            let mut acted = Acted::default();
+            let mut counts = BulkStepCounts::default();
             for id in &step.ids {
-                let acted_on =
+                let result =
                     events::with_actor(tx, &step.bulk.actor, |tx| act_on(tx, *action, filter, JobId(*id), now));
-                acted.count(acted_on)?;
+                counts.add(result)?;
             }
-            acted
+            counts
         }
         BulkWork::Tasks(work) => act_on_tasks(tx, step, work, now)?,
     };
@@ -117,7 +117,7 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
              WHERE id = ?1 RETURNING done, skipped",
         )?
         .query_row(
-            (id, step.last, acted.done, acted.skipped, step.due_at.map(Timestamp::as_ms), now.as_ms()),
+            (id, step.last, counts.done, counts.skipped, step.due_at.map(Timestamp::as_ms), now.as_ms()),
             |row| Ok((row.get(0)?, row.get(1)?)),
         )?;
     if step.due_at.is_none() {
@@ -140,10 +140,10 @@ fn act_on(tx: &Tx, action: BulkAction, filter: &Filter, id: JobId, now: Timestam
 }
 
 /// Applies the action to tasks that still match.
-fn act_on_tasks(tx: &Tx, step: &BulkStep, work: &TaskBulk, now: Timestamp) -> Result<Acted> {
+fn act_on_tasks(tx: &Tx, step: &BulkStep, work: &TaskBulk, now: Timestamp) -> Result<BulkStepCounts> {
     let target = work.target().map(|(machine, version)| definition(tx, machine, version)).transpose()?;
     let inputs = work.inputs(&step.bulk, &step.ids, target, now);
-    Ok(Acted::of(tasks::apply_to(tx, &[(inputs, now)], Some(work.filter.clone()))?.0))
+    Ok(BulkStepCounts::of(tasks::apply_to(tx, &[(inputs, now)], Some(work.filter.clone()))?.0))
 }
 
 pub fn stop(tx: &Tx, id: BulkId, by: &str, now: Timestamp) -> Result<bool> {

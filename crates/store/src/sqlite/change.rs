@@ -1,4 +1,4 @@
-//! Actions of people on a job: cancel, retry, patch, delete.
+//! Manual actions on a job: cancel, retry, patch, delete.
 
 use std::collections::HashSet;
 
@@ -20,7 +20,9 @@ use crate::{
     assemble::Location,
     jobs::UNIQUE_KEY_TAKEN,
     lanes::LaneName,
-    plan::{Deltas, FIRST_RECHECK_MS, KeyKind, Label, Taken, key_number, labels_of, next_recheck_at, stored_options},
+    plan::{
+        Deltas, Dequeued, FIRST_RECHECK_MS, KeyKind, Label, key_number, labels_of, next_recheck_at, stored_options,
+    },
     sql::sql,
     sql::{CANCELLED, PENDING},
 };
@@ -39,9 +41,9 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
         return Ok(CancelOutcome::Requested { state });
     }
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
-    let taken = dequeue(tx, lane, id)?;
-    let log = taken.log(now, LogEvent::Cancelled, reason);
-    put_ended_without_run(tx, lane, CANCELLED, id, taken.retry_count, reason, "cancelled", log, now)?;
+    let dequeued = dequeue(tx, lane, id)?;
+    let log = dequeued.log(now, LogEvent::Cancelled, reason);
+    put_ended_without_run(tx, lane, CANCELLED, id, dequeued.retry_count, reason, "cancelled", log, now)?;
     clean_up(tx, id, JobExit::Finished)?;
     let mut deltas = Deltas::default();
     deltas.moved(lane, Tally::of(state), Tally::Cancelled, 1);
@@ -51,7 +53,7 @@ pub fn cancel(tx: &Tx, id: JobId, reason: &str, now: Timestamp) -> Result<Cancel
 }
 
 /// Removes a job from `ready` or `waiting`.
-pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
+pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Dequeued> {
     tx.queue_changed(QueueChange::left(lane, id));
     let ready: Option<(i64, u32)> = tx
         .connection
@@ -62,7 +64,7 @@ pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
         tx.connection
             .prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
             .execute((lane, ready_at, id.0))?;
-        return Ok(Taken { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) });
+        return Ok(Dequeued { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) });
     }
     let retry_count: Option<u32> = tx
         .connection
@@ -72,7 +74,7 @@ pub fn dequeue(tx: &Tx, lane: LaneId, id: JobId) -> Result<Taken> {
         .query_row((lane, id.0), |row| row.get(0))
         .optional()?;
     tx.connection.prepare_cached("DELETE FROM dependency WHERE child = ?")?.execute([id.0])?;
-    Ok(Taken { retry_count: retry_count.unwrap_or(0), ready_at: None })
+    Ok(Dequeued { retry_count: retry_count.unwrap_or(0), ready_at: None })
 }
 
 pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<Retried> {
@@ -101,7 +103,7 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<Retried> {
     restore_options(tx, lane, id, options, now)?;
     // A cancel request that came too late for the ended run does not apply to the next one.
     tx.connection.prepare_cached("DELETE FROM cancel_request WHERE id = ?")?.execute([id.0])?;
-    // Its history stays: the last run becomes an attempt, an end without a run becomes a log entry.
+    // The history is kept: the last run becomes an attempt, an end without a run becomes a log entry.
     tx.connection.execute(
         sql!("INSERT OR IGNORE INTO attempt (id, run, state, retry_count, finished_at, started_at, worker, error, reason, log)
          SELECT id, run, state, retry_count, finished_at, started_at, worker, error, reason, log
@@ -134,7 +136,7 @@ pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<Retried> {
     Ok(Retried::FROM_START)
 }
 
-/// Lets a retrying job make its next attempt now.
+/// Makes the next attempt of a retrying job due now.
 fn retry_now(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<Retried> {
     let lane = read::lane_and_options(tx.connection, id)?.ok_or(StoreError::NotFound(id))?.0;
     let retry_count = tx
@@ -160,8 +162,8 @@ fn open_parents(tx: &Tx, options: &JobOptions) -> Result<Vec<JobId>> {
     Ok(open)
 }
 
-/// Adds up the attempts of a job that is retried, and lets it expire again, unless its expiry has passed: then the caller
-/// wants it to run anyway.
+/// Adds the attempts so far to the options of a job that is retried, and restores its expiry. An expiry that has passed
+/// is removed, because the caller wants the job to run anyway.
 fn restore_options(tx: &Tx, lane: LaneId, id: JobId, before: JobOptions, now: Timestamp) -> Result<()> {
     let mut options = before.clone();
     if let Location::Finished(end) = read::location(tx.connection, lane, id)? {
@@ -318,7 +320,7 @@ pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
         dequeue(tx, lane, id)?;
     }
     remove(tx, lane, id)?;
-    // Late reports about it must be checked one by one.
+    // Reports about the jobs of this claim must be checked one by one from now on.
     tx.connection.prepare_cached("UPDATE claim SET check_each = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
     let mut deltas = Deltas::default();
     deltas.removed(lane, Tally::of(state), 1);

@@ -13,7 +13,7 @@ use crate::{
     UpdateResult,
     admit::{self, LimitedClaim},
     assemble::parse_options,
-    fair_share::{Candidate, share_out},
+    fair_share::{Candidate, select_fairly},
     plan::Deltas,
 };
 
@@ -60,7 +60,7 @@ pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec
         .collect()
 }
 
-/// Lanes without limits take the fast path.
+/// Claims jobs, with a fast path for lanes without limits.
 fn claim_by_rules(tx: &Tx, mut request: ClaimRequest, rules: &Rules, now: Timestamp) -> Result<LimitedClaim> {
     if rules.limits.is_empty() && rules.queues.is_empty() && !tx.shared.lanes.any_keyed(request.lanes.iter().copied()) {
         return Ok(claim_one(tx, request, now)?.into());
@@ -103,8 +103,8 @@ fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResu
     let one_lane = lanes.len() == 1;
     let first_queue = usize::try_from(run).unwrap_or(0);
     candidates.truncate(if request.candidates.is_some() { request.limit } else { usize::MAX });
-    let dealt = if one_lane { candidates } else { share_out(candidates, request.limit, first_queue) };
-    let rows = dealt.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
+    let selected = if one_lane { candidates } else { select_fairly(candidates, request.limit, first_queue) };
+    let rows = selected.into_iter().map(|candidate| (candidate.id, candidate.ready_at, candidate.row));
     Ok(ClaimResult { jobs: write_claim(tx, run, request.owner, rows, now)?, ..ClaimResult::default() })
 }
 
@@ -208,7 +208,7 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
     Ok(())
 }
 
-/// Returns the candidate if it is ready where it should be.
+/// Returns the candidate if it is still ready in its lane.
 fn head(tx: &Tx, candidate: &ClaimCandidate) -> Result<Option<Candidate<ReadyRow>>> {
     let Some(known) = tx.shared.lanes.get(candidate.lane) else { return Ok(None) };
     let Some((retry_count, must_record_start)) = ready_row(tx, candidate)? else { return Ok(None) };

@@ -1,5 +1,5 @@
-//! What follows when jobs leave a queue or a worker: their side rows are deleted, keys have room again, webhooks are written,
-//! tasks that wait for them continue.
+//! Cleans up after jobs that leave a queue or a worker: deletes their side rows, releases their keys, writes webhooks,
+//! and lets tasks continue that wait for them.
 
 use faena_domain::JobId;
 
@@ -55,7 +55,7 @@ pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
     Ok(())
 }
 
-/// A job with a key is no longer in flight: opens the key queues of its key.
+/// Releases the key of a job that is no longer in flight, and opens the key queues of that key.
 fn release_key(tx: &Tx, key: i64, id: JobId) -> Result<()> {
     let deleted =
         tx.connection.prepare_cached("DELETE FROM key_in_flight WHERE key = ? AND id = ?")?.execute((key, id.0))?;

@@ -15,7 +15,7 @@ use crate::{
     JobExit, LaneId, Result, Signal, Tally,
     dependents::PARENTS_PER_SLICE,
     events::SYSTEM,
-    plan::{Deltas, Taken, parent_cause},
+    plan::{Deltas, Dequeued, parent_cause},
     sql::CANCELLED,
     sql::sql,
 };
@@ -89,7 +89,7 @@ fn postpone(tx: &Tx, parent: JobId) -> Result<()> {
     Ok(())
 }
 
-/// What the end of a parent means for a child.
+/// Effect of the end of a parent on a child.
 #[derive(Default)]
 struct ParentEnded {
     /// The number of deleted edges.
@@ -114,14 +114,14 @@ fn parent_ended(
     let Some((lane, options)) = read::lane_and_options(tx.connection, child)? else {
         return Ok(ParentEnded { edges: delete_all(child)?, ..ParentEnded::default() });
     };
-    let good = state == Some(JobState::Completed) || options.on_parent_failure == OnParentFailure::Run;
-    if !good {
+    let is_satisfied = state == Some(JobState::Completed) || options.on_parent_failure == OnParentFailure::Run;
+    if !is_satisfied {
         let edges = delete_all(child)?;
         if !take_blocked(tx, lane, child)? {
             return Ok(ParentEnded { edges, ..ParentEnded::default() });
         }
         let cause = parent_cause(parent, state);
-        let log = Taken::default().log(now, LogEvent::Cancelled, &cause);
+        let log = Dequeued::default().log(now, LogEvent::Cancelled, &cause);
         put_ended_without_run(tx, lane, CANCELLED, child, 0, &cause, "cancelled", log, now)?;
         clean_up(tx, child, JobExit::Finished)?;
         deltas.moved(lane, Tally::Pending, Tally::Cancelled, 1);

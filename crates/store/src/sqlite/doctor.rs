@@ -1,4 +1,5 @@
-//! Doctor on a file: reads in one transaction beside a running server; repairs in transactions of the writer.
+//! Runs the doctor on a file: reads in one transaction, even while a server runs; repairs in transactions of the
+//! writer.
 
 use std::{
     fs,
@@ -42,7 +43,7 @@ pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Resu
     // The whole inspection is one long call that blocks its thread.
     let path = PathBuf::from(path);
     let (sender, mut steps) = tokio::sync::mpsc::unbounded_channel();
-    let walk = tokio::task::spawn_blocking(move || {
+    let inspection = tokio::task::spawn_blocking(move || {
         inspect_blocking(&path, now, &|name, at, of| {
             let _ = sender.send((name, at, of));
         })
@@ -50,7 +51,7 @@ pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Resu
     while let Some((name, at, of)) = steps.recv().await {
         progress(name, at, of);
     }
-    walk.await.map_err(|e| StoreError::Internal(Cause::of(e)))?
+    inspection.await.map_err(|e| StoreError::Internal(Cause::of(e)))?
 }
 
 fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Result<Inspection> {
@@ -84,8 +85,8 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     unless_damaged(checked, "the file", &mut collector)?;
     for (at, step) in steps.iter().enumerate() {
         progress(step.name, at + 1, of);
-        let walked = for_each(&snapshot, &step.sql, |row| (step.take)(&mut collector, row));
-        unless_damaged(walked, step.name, &mut collector)?;
+        let result = for_each(&snapshot, &step.sql, |row| (step.take)(&mut collector, row));
+        unless_damaged(result, step.name, &mut collector)?;
     }
     check_files(path, &mut findings);
     let jobs = collector.jobs;
@@ -119,14 +120,14 @@ fn read_queue(path: &Path) -> Result<QueueEntries> {
     Ok(entries)
 }
 
-/// What cannot be read because the file is damaged becomes a finding, and the inspection continues.
-fn unless_damaged(walked: rusqlite::Result<()>, what: &str, collector: &mut Collector) -> Result<()> {
-    match walked {
+/// Turns the error of a damaged file into a finding, so that the inspection continues.
+fn unless_damaged(result: rusqlite::Result<()>, what: &str, collector: &mut Collector) -> Result<()> {
+    match result {
         Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseCorrupt) => {
-            collector.add("file-damaged", Uuid::nil(), &format!("{what} cannot be read whole"));
+            collector.add("file-damaged", Uuid::nil(), &format!("{what} cannot be read completely"));
             Ok(())
         }
-        walked => Ok(walked?),
+        result => Ok(result?),
     }
 }
 
@@ -204,8 +205,8 @@ pub fn running_server(path: &Path) -> Option<String> {
 
 /// Determines from the lock file whether a server runs.
 ///
-/// Linux shows the owner of a lock. Elsewhere, and if the owner is invisible (another container), the only way is to try:
-/// with a shared lock, for a moment.
+/// Linux shows the owner of a lock. On other systems, or if the owner is in another container, this function tries to
+/// take a shared lock for a moment.
 fn server(path: &Path) -> Server {
     let Ok(file) = fs::File::open(format!("{}.lock", path.display())) else { return Server::None };
     #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! What becomes due: waiting jobs become ready, expired jobs fail, old jobs are deleted.
+//! Processes what is due: waiting jobs become ready, expired jobs fail, old jobs are deleted.
 
 use faena_domain::{ErrorReason, JobId, JobState, LogEvent, Timestamp};
 use rusqlite::Connection;
@@ -18,7 +18,7 @@ use crate::{
     DueResult, JobExit, LaneId, QueueChange, Result, Retention, Tally,
     dependents::EDGES_PER_CHECK,
     jobs::state_of_code,
-    plan::{Deltas, Taken, no_handler},
+    plan::{Deltas, Dequeued, no_handler},
     sql::{CANCELLED, FAILED},
 };
 
@@ -82,11 +82,11 @@ pub fn expire(tx: &Tx, limit: usize, now: Timestamp) -> Result<DueResult> {
             continue;
         }
         let Some((lane, _)) = read::lane_and_options(tx.connection, id)? else { continue };
-        let taken = dequeue(tx, lane, id)?;
+        let dequeued = dequeue(tx, lane, id)?;
         let error = format!("expired at {}", Timestamp::from_ms(expires_at));
         let reason = ErrorReason::Expired.as_str();
-        let log = taken.log(now, LogEvent::Expired, &error);
-        put_ended_without_run(tx, lane, FAILED, id, taken.retry_count, &error, reason, log, now)?;
+        let log = dequeued.log(now, LogEvent::Expired, &error);
+        put_ended_without_run(tx, lane, FAILED, id, dequeued.retry_count, &error, reason, log, now)?;
         clean_up(tx, id, JobExit::Finished)?;
         deltas.moved(lane, Tally::of(state), Tally::Failed, 1);
         deltas.timed_out(lane, ErrorReason::Expired);
@@ -120,8 +120,8 @@ pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize
                 .prepare_cached("DELETE FROM ready WHERE lane = ? AND ready_at = ? AND id = ?")?
                 .execute((lane, ready_at, id.0))?;
             tx.queue_changed(QueueChange::left(*lane, id));
-            let taken = Taken { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) };
-            let log = taken.log(now, LogEvent::Failed, &error);
+            let dequeued = Dequeued { retry_count, ready_at: Some(Timestamp::from_ms(ready_at)) };
+            let log = dequeued.log(now, LogEvent::Failed, &error);
             put_ended_without_run(tx, *lane, FAILED, id, retry_count, &error, reason, log, now)?;
             clean_up(tx, id, JobExit::Finished)?;
             deltas.moved(*lane, Tally::Queued, Tally::Failed, 1);

@@ -1,4 +1,4 @@
-//! Ends of runs.
+//! Ends runs.
 
 use std::collections::HashMap;
 
@@ -214,7 +214,7 @@ fn complete_plainly(tx: &Tx, end: &RunEnd) -> Result<bool> {
     }
 }
 
-/// Returns `false` if the job already has a row.
+/// Inserts a row into `done`. Returns `false` if the job already has one.
 fn put_done(tx: &Tx, end: &RunEnd, result: Option<&str>) -> Result<bool> {
     let written = tx
         .connection

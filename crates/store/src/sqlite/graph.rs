@@ -8,15 +8,15 @@ use rusqlite::Connection;
 use super::{Shared, read};
 use crate::{
     LaneId, Result,
-    graph::{Direction, JobFacts, Question, Walk},
+    graph::{Direction, JobFacts, NeighbourQuery, Walk},
     lanes::lanes_of_queues,
     sql::sql,
 };
 
-/// Dependents of a job that are read to find those of the caller's queues.
-const MOST_READ: i64 = 10_000;
+/// Maximum number of dependents of a job that are read to find those of the caller's queues.
+const MAX_READ: i64 = 10_000;
 
-/// Jobs that depend on one, and are in these lanes; `NULL`: in any lane.
+/// Selects the dependents of a job that are in these lanes; `NULL`: in any lane.
 const CHILDREN: &str = sql!(
     "(SELECT id FROM label WHERE kind = {PARENT_LABEL} AND value = ?1 ORDER BY id LIMIT ?2) AS c
      WHERE ?3 IS NULL OR EXISTS (
@@ -36,12 +36,12 @@ pub fn graph(
         return Ok(None);
     }
     let mut walk = Walk::new(id, limit);
-    while let Some(question) = walk.next() {
-        let links = match question.direction {
-            Direction::Parents => parents(connection, &question, lanes.as_deref())?,
-            Direction::Children => children(connection, &question, lanes.as_deref())?,
+    while let Some(query) = walk.next() {
+        let links = match query.direction {
+            Direction::Parents => parents(connection, &query, lanes.as_deref())?,
+            Direction::Children => children(connection, &query, lanes.as_deref())?,
         };
-        walk.answer(question.direction, links);
+        walk.add_neighbours(query.direction, links);
     }
     let (mut facts, mut counts) = (HashMap::new(), HashMap::new());
     for id in walk.jobs().iter().copied() {
@@ -53,11 +53,11 @@ pub fn graph(
     Ok(Some(walk.graph(facts, &counts)))
 }
 
-fn parents(connection: &Connection, question: &Question, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
+fn parents(connection: &Connection, query: &NeighbourQuery, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
     let mut links = Vec::new();
-    for job in &question.jobs {
+    for job in &query.jobs {
         let Some((_, options)) = read::lane_and_options(connection, *job)? else { continue };
-        for parent in options.depends_on.into_iter().take(question.limit) {
+        for parent in options.depends_on.into_iter().take(query.limit) {
             let is_visible = match lanes {
                 Some(lanes) => {
                     read::lane_and_options(connection, parent)?.is_some_and(|(lane, _)| lanes.contains(&lane))
@@ -72,13 +72,13 @@ fn parents(connection: &Connection, question: &Question, lanes: Option<&[LaneId]
     Ok(links)
 }
 
-fn children(connection: &Connection, question: &Question, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
+fn children(connection: &Connection, query: &NeighbourQuery, lanes: Option<&[LaneId]>) -> Result<Vec<(JobId, JobId)>> {
     let mut statement = connection.prepare_cached(&format!("SELECT c.id FROM {CHILDREN} LIMIT ?4"))?;
-    let limit = i64::try_from(question.limit).unwrap_or(i64::MAX);
-    let most = if lanes.is_some() { MOST_READ } else { limit };
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let max = if lanes.is_some() { MAX_READ } else { limit };
     let mut links = Vec::new();
-    for job in &question.jobs {
-        let rows = statement.query_map((job.to_string(), most, json(lanes), limit), |row| Ok(JobId(row.get(0)?)))?;
+    for job in &query.jobs {
+        let rows = statement.query_map((job.to_string(), max, json(lanes), limit), |row| Ok(JobId(row.get(0)?)))?;
         for child in rows {
             links.push((*job, child?));
         }

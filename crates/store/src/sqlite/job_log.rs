@@ -1,4 +1,4 @@
-//! What is stored about one job while it runs: log entries, rejected reports, how much of each.
+//! Stores log entries, steps and rejected reports of a job, within limits.
 
 use faena_domain::{JobId, LogLine, Run};
 use rusqlite::{Connection, OptionalExtension};
@@ -91,15 +91,15 @@ pub fn stale(connection: &Connection, id: JobId) -> Result<Option<StaleRow>> {
         .optional()?)
 }
 
-/// Returns why a step is rejected, if the job has too many others.
-pub fn reject_step(tx: &Tx, id: JobId, name: &str, result: &str) -> Result<Option<String>> {
+/// Returns why a step is rejected, if the job already has too many steps.
+pub fn step_rejection(tx: &Tx, id: JobId, name: &str, result: &str) -> Result<Option<String>> {
     let (count, bytes): (i64, i64) = tx
         .connection
         .prepare_cached(
             "SELECT count(*), coalesce(sum(octet_length(name) + octet_length(result)), 0) FROM step WHERE id = ? AND name <> ?",
         )?
         .query_row((id.0, name), |row| Ok((row.get(0)?, row.get(1)?)))?;
-    Ok(tx.shared.options.job_limits.reject_step(count, bytes, name.len() + result.len()))
+    Ok(tx.shared.options.job_limits.step_rejection(count, bytes, name.len() + result.len()))
 }
 
 /// Deletes all but the newest attempts of a job. While a claim exists, its attempts say which of its jobs have ended.

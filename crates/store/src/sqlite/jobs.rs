@@ -14,7 +14,7 @@ use crate::{
 #[async_trait]
 impl JobStore for Sqlite {
     async fn job_submit(&self, jobs: Vec<NewJob>, by: Option<&str>, now: Timestamp) -> Result<Vec<Submitted>> {
-        // A new lane may exceed the limit, so its submit can fail.
+        // A new lane may exceed the limit, so its submission can fail.
         let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
         let is_plain = jobs.iter().all(|job| plan::is_plain(job) && known(job));
         let (weight, by) = (plan::weight(&jobs), by.unwrap_or(SYSTEM).to_owned());

@@ -155,7 +155,7 @@ fn in_flight_in(tx: &Tx, lane: LaneId) -> Result<i64> {
         .prepare_cached("SELECT n FROM counter WHERE lane = ? AND tally = ?")?
         .query_row((lane, Tally::InFlight as i16), |row| row.get(0))
         .optional()?;
-    Ok(counted.unwrap_or(0) + tx.uncounted(lane, Tally::InFlight))
+    Ok(counted.unwrap_or(0) + tx.counter_delta(lane, Tally::InFlight))
 }
 
 /// Reads candidates and chooses among them. Returns the keyed lanes that have more open key queues than were read.
@@ -245,11 +245,11 @@ fn key_of(tx: &Tx, key_queue: &OpenKeyQueue) -> Result<Option<String>> {
 
 /// Returns how many jobs of a key are in flight, and its rate bucket.
 fn key_usage(tx: &Tx, key: i64, rules: &Rules) -> Result<(usize, Option<Bucket>)> {
-    let most = admit::max_key_concurrency(rules);
+    let max = admit::max_key_concurrency(rules);
     let in_flight: i64 = tx
         .connection
         .prepare_cached("SELECT count(*) FROM (SELECT 1 FROM key_in_flight WHERE key = ? LIMIT ?)")?
-        .query_row((key, most as i64), |row| row.get(0))?;
+        .query_row((key, max as i64), |row| row.get(0))?;
     let bucket = tx
         .connection
         .prepare_cached("SELECT tokens, at FROM bucket WHERE key = ?")?

@@ -49,7 +49,7 @@ fn query(connection: &Connection, shared: &Shared, filter: &Filter, span: Span) 
     Ok(query)
 }
 
-/// Returns the registrations of a worker. One that was deleted is named by its id.
+/// Returns the registrations of a worker. A deleted registration is found by its id.
 fn registrations(connection: &Connection, key: &str) -> Result<Vec<Uuid>> {
     let mut ids: Vec<Uuid> = connection
         .prepare_cached("SELECT id FROM worker WHERE key = ?")?
@@ -59,7 +59,7 @@ fn registrations(connection: &Connection, key: &str) -> Result<Vec<Uuid>> {
     Ok(ids)
 }
 
-/// Returns one page in the order of the creation, and the total.
+/// Returns one page in order of creation, and the total.
 fn select(connection: &Connection, query: &ListQuery, counts: &Counts) -> Result<Selected> {
     let is_first = query.page == query.allowed;
     match &query.source {
@@ -91,13 +91,13 @@ fn select(connection: &Connection, query: &ListQuery, counts: &Counts) -> Result
             Ok(Selected { ids: query.page_of(page.ids), total, total_is_exact, end: page.end })
         }
         Source::Label { .. } | Source::Correlation(_) | Source::Scan { .. } => {
-            let all = compared(connection, query, query.allowed)?;
+            let all = filtered(connection, query, query.allowed)?;
             let (total, total_is_exact) = (all.ids.len() as u64, all.end.is_none());
             let mut page = all;
             if total_is_exact {
                 page.ids.retain(|id| query.page.contains(*id));
             } else if !is_first {
-                page = compared(connection, query, query.page)?;
+                page = filtered(connection, query, query.page)?;
             }
             Ok(Selected { ids: query.page_of(page.ids), total, total_is_exact, end: page.end })
         }
@@ -159,7 +159,7 @@ pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, span: Spa
             dead_letters_of(connection, &query, &lanes, query.page)?
         }
         Source::Label { .. } | Source::Correlation(_) | Source::Scan { .. } => {
-            compared(connection, &query, query.page)?
+            filtered(connection, &query, query.page)?
         }
     };
     let ids = query.page_of(window.ids);
@@ -168,12 +168,12 @@ pub fn find(connection: &Connection, shared: &Shared, filter: &Filter, span: Spa
 }
 
 /// Returns the first candidates that match the whole filter.
-fn compared(connection: &Connection, query: &ListQuery, range: Range) -> Result<Window> {
+fn filtered(connection: &Connection, query: &ListQuery, range: Range) -> Result<Window> {
     let Window { ids, end } = query.window(candidates(connection, query, range)?);
     Ok(Window { ids: matching(connection, query, ids)?, end })
 }
 
-/// Returns the ids that the narrowest index gives, before the rest of the filter is compared.
+/// Returns the ids from the most selective index, before the rest of the filter is applied.
 fn candidates(connection: &Connection, query: &ListQuery, range: Range) -> Result<Vec<JobId>> {
     match &query.source {
         Source::Label { kind, value } => ids_by_label(connection, query, *kind, value, range),
@@ -371,7 +371,7 @@ pub fn ids_by_label(
     Ok(ids?)
 }
 
-/// A job without a correlation id of its own has its id as one.
+/// Returns the jobs with this correlation id. For a job without its own, that is the id of the job.
 pub fn ids_by_correlation(connection: &Connection, query: &ListQuery, text: &str, range: Range) -> Result<Vec<JobId>> {
     let mut ids: Vec<JobId> = connection
         .prepare_cached(&format!(

@@ -135,9 +135,9 @@ impl Sqlite {
             }
             other => other,
         })?;
-        // Not before: a file that is not a database of Faena is not changed.
+        // Only now, because a file that is not a database of Faena must not be changed.
         private::restrict_files(path);
-        // The previous owner of this file has ended, because its lock is free: everything it had is released.
+        // The previous owner of this file has ended, because its lock is free, so its claims are released.
         writer.execute("DELETE FROM node", [])?;
         writer.execute("UPDATE outbox_lease SET node = NULL, until = 0 WHERE node IS NOT NULL", [])?;
         writer.execute("DELETE FROM outbox_node", [])?;
@@ -181,7 +181,7 @@ impl Sqlite {
         tokio::task::spawn_blocking(move || {
             let at = readers.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let connection = readers.connections[at % READERS].lock();
-            // One transaction, so that all rows are of one moment.
+            // One transaction, so that all rows come from one snapshot.
             let snapshot = connection.unchecked_transaction()?;
             work(&snapshot, &shared)
         })

@@ -107,7 +107,7 @@ impl OutboxStore for Sqlite {
 /// A sink with a live subscription.
 struct Sink {
     id: i64,
-    /// Events of a subject wait for an earlier event of that subject that became a dead letter.
+    /// Whether events of a subject wait for an earlier event of that subject that became a dead letter.
     park: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a job waits for, for `faena jobs why`.
+//! Reads what a job waits for, for `faena jobs why`.
 
 use faena_domain::{Bucket, JobId, JobState, Timestamp};
 use rusqlite::{Connection, OptionalExtension};
@@ -67,10 +67,10 @@ fn ahead(
     let mut ahead = 0;
     for lane in shared.lanes.all().into_iter().filter(|lane| lane.queue == own.queue && !without.contains(&lane.id)) {
         let before = score - claim_order.score(lane.priority, Timestamp::from_ms(0));
-        let left = i64::try_from(JobPosition::MOST_AHEAD - ahead).unwrap_or(0);
+        let left = i64::try_from(JobPosition::MAX_AHEAD - ahead).unwrap_or(0);
         let found: i64 = count.query_row((lane.id, before, id.0, left), |row| row.get(0))?;
         ahead += u64::try_from(found).unwrap_or(0);
-        if ahead >= JobPosition::MOST_AHEAD {
+        if ahead >= JobPosition::MAX_AHEAD {
             break;
         }
     }
@@ -83,7 +83,7 @@ fn in_flight_of_key(connection: &Connection, key: i64) -> Result<(u64, Vec<JobId
         .query_row([key], |row| row.get(0))?;
     let named = connection
         .prepare_cached("SELECT id FROM key_in_flight WHERE key = ? ORDER BY id LIMIT ?")?
-        .query_map((key, JobPosition::MOST_NAMED as i64), |row| row.get(0).map(JobId))?
+        .query_map((key, JobPosition::MAX_NAMED as i64), |row| row.get(0).map(JobId))?
         .collect::<rusqlite::Result<_>>()?;
     Ok((u64::try_from(count).unwrap_or(0), named))
 }

@@ -1,4 +1,4 @@
-//! Keeps the files of a database to their owner, whatever the umask: they contain the payloads of jobs.
+//! Restricts the files of a database to their owner, whatever the umask: they contain the payloads of jobs.
 //!
 //! The files are Faena's, so their permissions are repaired at each start. The folder is Faena's only if Faena has created it: one that
 //! exists may be `/tmp`, so it keeps its permissions, and a folder that others can write to is reported.
@@ -42,7 +42,7 @@ pub fn create_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes the permissions of other users from the files of a database that exists.
+/// Removes the permissions of other users from the files of an existing database.
 pub fn restrict_files(path: &Path) {
     for suffix in ["", "-wal", "-shm", ".lock"] {
         let file = PathBuf::from(format!("{}{suffix}", path.display()));

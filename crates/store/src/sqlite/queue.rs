@@ -1,4 +1,4 @@
-//! What a queue outside the database compares itself with.
+//! Reads the queue of the database for an external queue.
 
 use async_trait::async_trait;
 use faena_domain::{JobId, JobState, Timestamp};
@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{Sqlite, read};
 use crate::{
-    LaneId, QueueFeed, QueuePlace, QueuePosition, QueueStore, Result, Signal,
+    LaneId, QueueFeed, QueueLocation, QueuePosition, QueueStore, Result, Signal,
     sql::{FAILED, sql},
 };
 
@@ -34,8 +34,8 @@ impl QueueStore for Sqlite {
         self.read(move |connection, _| dead_page(connection, lane, after, limit)).await
     }
 
-    async fn queue_places(&self, ids: Vec<JobId>) -> Result<Vec<QueuePlace>> {
-        self.read(move |connection, _| ids.into_iter().map(|id| place(connection, id)).collect()).await
+    async fn queue_locations(&self, ids: Vec<JobId>) -> Result<Vec<QueueLocation>> {
+        self.read(move |connection, _| ids.into_iter().map(|id| location(connection, id)).collect()).await
     }
 }
 
@@ -84,25 +84,25 @@ fn start(after: Option<QueuePosition>) -> (i64, JobId) {
     after.map_or((i64::MIN, JobId(uuid::Uuid::nil())), |position| (position.at.as_ms(), position.id))
 }
 
-fn place(connection: &Connection, id: JobId) -> Result<QueuePlace> {
-    let Some(state) = read::state_of(connection, id)? else { return Ok(QueuePlace::Elsewhere) };
-    let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(QueuePlace::Elsewhere) };
+fn location(connection: &Connection, id: JobId) -> Result<QueueLocation> {
+    let Some(state) = read::state_of(connection, id)? else { return Ok(QueueLocation::Elsewhere) };
+    let Some((lane, _)) = read::lane_and_options(connection, id)? else { return Ok(QueueLocation::Elsewhere) };
     Ok(match state {
         JobState::Queued => read::ready_at_of(connection, lane, id)?
-            .map_or(QueuePlace::Elsewhere, |at| QueuePlace::Ready { lane, ready_at: Timestamp::from_ms(at) }),
+            .map_or(QueueLocation::Elsewhere, |at| QueueLocation::Ready { lane, ready_at: Timestamp::from_ms(at) }),
         JobState::Pending | JobState::Retrying => connection
             .prepare_cached(sql!(
                 "SELECT due_at FROM waiting WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ? AND NOT blocked"
             ))?
             .query_row((lane, id.0), |row| row.get(0))
             .optional()?
-            .map_or(QueuePlace::Elsewhere, |at| QueuePlace::Delayed { lane, due_at: Timestamp::from_ms(at) }),
+            .map_or(QueueLocation::Elsewhere, |at| QueueLocation::Delayed { lane, due_at: Timestamp::from_ms(at) }),
         JobState::Failed => connection
             .prepare_cached(&format!("SELECT finished_at FROM ended WHERE lane = ? AND state = {FAILED} AND id = ?"))?
             .query_row((lane, id.0), |row| row.get(0))
             .optional()?
-            .map_or(QueuePlace::Elsewhere, |at| QueuePlace::Failed { at: Timestamp::from_ms(at) }),
-        state if state.is_in_flight() => QueuePlace::InFlight,
-        _ => QueuePlace::Elsewhere,
+            .map_or(QueueLocation::Elsewhere, |at| QueueLocation::Failed { at: Timestamp::from_ms(at) }),
+        state if state.is_in_flight() => QueueLocation::InFlight,
+        _ => QueueLocation::Elsewhere,
     })
 }

@@ -27,7 +27,7 @@ pub fn lanes(connection: &Connection) -> Result<Vec<Lane>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Returns a lane. The writer makes a new lane known just after its commit, so a reader may see its jobs earlier.
+/// Returns a lane. The writer adds a new lane to the cache just after its commit, so a reader may see its jobs earlier.
 pub fn lane(connection: &Connection, shared: &Shared, id: LaneId) -> Result<Lane> {
     if let Some(lane) = shared.lanes.get(id) {
         return Ok(lane);
@@ -280,7 +280,7 @@ pub fn ends_of(connection: &Connection, id: JobId) -> Result<Vec<FinishedRow>> {
     Ok(rows)
 }
 
-/// Returns since when a ready job waits, and for which limit.
+/// Returns when a ready job began to wait for a limit, and a description of the limit.
 fn limited_by(connection: &Connection, row: &JobRow, ready_at: Timestamp) -> Result<Option<(Timestamp, String)>> {
     if let Some(key) = row.options.concurrency_key.as_deref().filter(|_| row.lane.keyed) {
         let closed = connection
@@ -410,7 +410,7 @@ pub fn finished_row(row: &Row) -> rusqlite::Result<FinishedRow> {
     })
 }
 
-/// Returns since when the first ready job of each lane has been ready.
+/// Returns when the first ready job of each lane became ready.
 pub fn ready_since(connection: &Connection) -> Result<Vec<(LaneId, Timestamp)>> {
     // Skips from lane to lane in the index, as a poll does.
     let mut statement = connection.prepare_cached(

@@ -46,7 +46,7 @@ struct ReleasedJob {
     retry_count: u32,
     run: Run,
     claimed_at: Timestamp,
-    /// What the claim was for the job: `assigned`, or `scheduled` if the worker's process had not connected.
+    /// Log event of the claim: `assigned`, or `scheduled` if the worker's process had not connected.
     claimed_as: LogEvent,
     first_ready_at: Timestamp,
     ready_at: Timestamp,

@@ -7,7 +7,7 @@ use rusqlite::OptionalExtension;
 
 use super::{
     end::{ClaimStatus, claim_status, job_exists, outcome_of_run},
-    job_log::{add_log_entry, add_stale, reject_step},
+    job_log::{add_log_entry, add_stale, step_rejection},
     read,
     writer::Tx,
 };
@@ -33,7 +33,7 @@ fn write_update(tx: &Tx, update: RunUpdate, claims: &mut HashMap<Run, ClaimStatu
         return Ok(UpdateResult::Stale);
     }
     if let RunUpdateKind::Step { name, result, total } = &update.kind {
-        if let Some(reason) = reject_step(tx, update.id, name, result)? {
+        if let Some(reason) = step_rejection(tx, update.id, name, result)? {
             return Ok(UpdateResult::Rejected(reason));
         }
         put_step(tx, &update, name, result, *total)?;

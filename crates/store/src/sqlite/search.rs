@@ -1,4 +1,4 @@
-//! What lists compare, show and sort by besides the row of a job and the table it is in.
+//! Reads what lists filter, show and sort by but neither the row of a job nor its table contains.
 
 use std::collections::HashMap;
 

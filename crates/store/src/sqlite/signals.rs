@@ -1,4 +1,4 @@
-//! What a transaction announces after its commit.
+//! Collects what a transaction signals after its commit.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ pub struct Signals {
 impl Signals {
     pub fn add(&mut self, signal: Signal) {
         match signal {
-            // Of several due times only the earliest is sent.
+            // Only the earliest of several due times is sent.
             Signal::TaskDue(_) => {
                 signal.add_to(&mut self.all);
             }
@@ -30,12 +30,12 @@ impl Signals {
         }
     }
 
-    /// Returns what [`Signals::truncate`] needs to forget what comes after.
+    /// Returns the current position, for [`Signals::truncate`].
     pub fn position(&self) -> (usize, usize) {
         (self.all.len(), self.queue_changes.len())
     }
 
-    /// Forgets what was added after a position.
+    /// Removes everything that was added after a position.
     pub fn truncate(&mut self, (signals, queue_changes): (usize, usize)) {
         for signal in self.all.drain(signals..) {
             self.known.remove(&signal);
@@ -43,7 +43,7 @@ impl Signals {
         self.queue_changes.truncate(queue_changes);
     }
 
-    /// Sends everything, after the commit. Another queue learns of jobs before those that wait for them.
+    /// Sends everything, after the commit: first to the external queue, then to the subscribers of the signals.
     pub fn send(self, shared: &Shared, signals: &broadcast::Sender<Signal>) {
         shared.queue_feed.add(self.queue_changes);
         for signal in self.all {

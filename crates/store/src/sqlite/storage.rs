@@ -2,7 +2,7 @@
 //!
 //! After a failed `fsync` the kernel forgets which pages it could not write, so a second `fsync` succeeds although data is lost. No
 //! later answer of the disk can be trusted then. So, as PostgreSQL does, the store accepts no more writes, the process ends, and a
-//! file beside the database tells the next process to check the database before it uses it.
+//! file next to the database makes the next process check the database before it uses it.
 
 use std::{
     fs,

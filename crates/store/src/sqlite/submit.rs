@@ -1,4 +1,4 @@
-//! Submits: the rows of new jobs.
+//! Stores new jobs.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::{cleanup::clean_up, lanes::lanes_of, read, writer::Tx};
 use crate::{
     JobExit, LaneId, QueueChange, Result, Signal, StoreError, Submitted, Tally,
     jobs::UNIQUE_KEY_TAKEN,
-    plan::{self, Deltas, KeyKind, Parents, Placement, PlannedJob, Taken},
+    plan::{self, Deltas, Dequeued, KeyKind, Parents, Placement, PlannedJob},
     sql::{CANCELLED, PENDING},
 };
 
@@ -106,7 +106,7 @@ fn insert(tx: &Tx, job: &PlannedJob, now: Timestamp) -> Result<()> {
         Placement::Delayed { due_at } => put_waiting(tx, job.lane, PENDING, job.id, *due_at, false, 0)?,
         Placement::Blocked { recheck_at } => put_waiting(tx, job.lane, PENDING, job.id, *recheck_at, true, 0)?,
         Placement::Cancelled { cause } => {
-            let log = Taken::default().log(now, LogEvent::Cancelled, cause);
+            let log = Dequeued::default().log(now, LogEvent::Cancelled, cause);
             put_ended_without_run(tx, job.lane, CANCELLED, job.id, 0, cause, "cancelled", log, now)?;
             clean_up(tx, job.id, JobExit::Finished)?;
         }
@@ -162,7 +162,7 @@ fn key_of(tx: &Tx, id: JobId) -> Result<Option<i64>> {
     Ok(options.and_then(|options| options.concurrency_key).map(|key| plan::key_number(&key)))
 }
 
-/// Creates the key queue for a job that is ready since `ready_at`, unless it exists.
+/// Creates the key queue for a job that became ready at `ready_at`, unless it exists.
 pub fn put_key_queue(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
@@ -216,7 +216,7 @@ pub fn put_ended_without_run(
     Ok(())
 }
 
-/// Adds changes of the counters, which are written at the end of the transaction.
+/// Adds to the changes of the counters that are written at the end of the transaction.
 pub fn apply(tx: &Tx, deltas: Deltas) {
     tx.deltas.borrow_mut().merge(deltas);
 }

@@ -17,13 +17,13 @@ pub fn capacity(tx: &Tx, definition: &Definition) -> Result<TaskCapacity> {
     if !may_be_limited(&tx.shared.rules.current(), definition) {
         return Ok(capacity);
     }
-    // SQLite: there is one writer, so what is counted stays.
-    let Some(most) = limit(tx.connection, machine)? else { return Ok(capacity) };
+    // SQLite: there is only one writer, so the count stays correct until the commit.
+    let Some(max) = limit(tx.connection, machine)? else { return Ok(capacity) };
     let has_queue = tx
         .connection
         .prepare_cached("SELECT 1 FROM task WHERE status = 'queued' AND machine = ? LIMIT 1")?
         .exists([machine])?;
-    capacity.set(machine, most - running(tx.connection, machine, most)?, has_queue);
+    capacity.set(machine, max - running(tx.connection, machine, max)?, has_queue);
     Ok(capacity)
 }
 
@@ -35,11 +35,11 @@ fn limit(connection: &Connection, machine: &str) -> Result<Option<i64>> {
     Ok(found.flatten())
 }
 
-/// Counts the running tasks of a machine up to `most`. The join reads no tasks that have ended.
-fn running(connection: &Connection, machine: &str, most: i64) -> Result<i64> {
+/// Counts the running tasks of a machine up to `max`. The join reads no tasks that have ended.
+fn running(connection: &Connection, machine: &str, max: i64) -> Result<i64> {
     let sql = "SELECT count(*) FROM (SELECT 1 FROM machine m CROSS JOIN task t
          ON t.machine = m.name AND t.version = m.version AND t.status IN ('running', 'paused') WHERE m.name = ?1 LIMIT ?2)";
-    Ok(connection.prepare_cached(sql)?.query_row((machine, most), |row| row.get(0))?)
+    Ok(connection.prepare_cached(sql)?.query_row((machine, max), |row| row.get(0))?)
 }
 
 /// Starts up to `limit` queued tasks of each machine that has capacity. Returns how many.
@@ -53,7 +53,7 @@ pub fn start_queued(tx: &Tx, limit: usize, now: Timestamp) -> Result<usize> {
     let mut started = 0;
     for machine in machines {
         let capacity = match self::limit(tx.connection, &machine)? {
-            Some(most) => most - running(tx.connection, &machine, most)?,
+            Some(max) => max - running(tx.connection, &machine, max)?,
             None => i64::MAX,
         };
         let capacity = capacity.min(i64::try_from(limit).unwrap_or(i64::MAX));

@@ -32,7 +32,7 @@ impl Sqlite {
             self.writer.wake(push, move |tx| shared.task_queue.run(tx)).await?;
             receiver.await.map_err(|_| lost())?
         };
-        self.writer.in_time(applied).await
+        self.writer.with_timeout(applied).await
     }
 }
 

@@ -25,7 +25,7 @@ use crate::{
     schedules::rejection,
     sql::sql,
     task_cache::CachedTask,
-    task_limits::touches_queue,
+    task_limits::affects_queue,
     tasks::{
         Batch, COLUMNS, ChangedTask, JobEnd, Plan, TASKS, TaskColumns, TaskEvent, TaskJob, TaskRow, event_ids, job_end,
         tags_text, task_ids, to_text,
@@ -141,7 +141,7 @@ pub fn create(tx: &Tx, new: &NewTask, now: Timestamp) -> Result<()> {
         audit::add(tx, entry, now)?;
     }
     write(tx, plan, now)?;
-    keep(tx, batch);
+    cache_tasks(tx, batch);
     Ok(())
 }
 
@@ -173,7 +173,7 @@ fn insert_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
 fn update_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
     let (view, body) = (&task.view, to_text(&task.view.task)?);
     let (updated_at, events) = (view.updated_at.as_ms(), view.events as i64);
-    if task.moves() {
+    if task.changes_indexed_columns() {
         let columns = TaskColumns::of(view);
         let sql = "UPDATE task SET status = ?, state = ?, updated_at = ?, ended_at = ?, due_at = ?, approval = ?, body = ?, version = ?,
                        entered_at = ?, events = ? WHERE id = ?";
@@ -200,7 +200,7 @@ fn update_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
 }
 
 /// Stores the tasks of a batch in the cache. Must be the last step of a call that succeeds.
-fn keep(tx: &Tx, batch: Batch) {
+fn cache_tasks(tx: &Tx, batch: Batch) {
     let mut cache = tx.shared.task_cache.lock();
     for (id, ChangedTask { view, definition, body_bytes, .. }) in batch.tasks {
         cache.put(id, CachedTask { view, definition, body_bytes });
@@ -212,7 +212,7 @@ fn signal_changes(tx: &Tx, batch: &Batch) {
     if let Some(at) = batch.new_due() {
         tx.signal(Signal::TaskDue(at));
     }
-    if touches_queue(&tx.shared.rules.current(), batch) {
+    if affects_queue(&tx.shared.rules.current(), batch) {
         tx.signal(Signal::TaskQueue);
     }
 }
@@ -250,7 +250,7 @@ pub fn apply_to(tx: &Tx, calls: &[TimedInputs], only: Option<TaskFilter>) -> Res
     signal_changes(tx, &batch);
     let deadlines_missed = plan.deadlines_missed();
     let answers = write(tx, plan, now)?;
-    keep(tx, batch);
+    cache_tasks(tx, batch);
     Ok((answers, deadlines_missed))
 }
 
@@ -263,13 +263,13 @@ fn read(tx: &Tx, id: TaskId) -> Result<Option<CachedTask>> {
     Ok(Some(CachedTask { view, definition, body_bytes }))
 }
 
-/// Refuses the jobs that cannot be submitted.
+/// Rejects the jobs that cannot be submitted.
 fn check_jobs(tx: &Tx, batch: &mut Batch, plan: &mut Plan, now: Timestamp) -> Result<()> {
     let mut checked = 0;
     while let Some(job) = plan.jobs.get(checked) {
         match lane_of(tx, LaneName::of(job)) {
             Ok(_) => checked += 1,
-            Err(error) => batch.refuse(plan, checked, rejection(error)?, now),
+            Err(error) => batch.reject(plan, checked, rejection(error)?, now),
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ const MAX_DAYS: usize = 1_000;
 pub enum Access {
     /// No server may use the file, now or until the source is dropped.
     Exclusive,
-    /// A server may use it: the rows are those of one moment.
+    /// A server may use the file; the rows are those of one snapshot.
     Shared,
 }
 
@@ -73,7 +73,8 @@ impl Source {
         self.with(sequences).await
     }
 
-    /// Describes the installation, and the state that it is in: nearly every change adds a row or uses up a number.
+    /// Identifies the installation and its current state by numbers of rows and sequences, which nearly every change
+    /// increases.
     pub async fn identity(&self, counts: &[u64], sequences: &Sequences) -> Result<Identity> {
         let state = digest(&format!("{counts:?} {} {:?}", sequences.last_run, sequences.last_values));
         let created = self
@@ -85,7 +86,7 @@ impl Source {
         Ok(Identity { source: digest(&created), state })
     }
 
-    /// Returns the beginnings of the days at which jobs were completed.
+    /// Returns the start of each day on which jobs were completed.
     pub async fn days_of_completed_jobs(&self) -> Result<Vec<i64>> {
         self.with(|connection| {
             let sql = "SELECT DISTINCT finished_at / ?1 AS day FROM done ORDER BY day DESC LIMIT ?2";
@@ -164,7 +165,7 @@ fn open(path: &Path, access: Access) -> Result<Source> {
     let connection = Connection::open_with_flags(path, flags).map_err(|e| opening(path, e))?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
     connection.pragma_update(None, "cache_size", -65_536).map_err(|e| opening(path, e))?;
-    // Not before it is known to be a database of Faena: locking creates a file beside it.
+    // Only a database of Faena is locked, because locking creates a file next to it.
     let sql = "SELECT 1 FROM sqlite_master WHERE name = 'faena_schema'";
     connection.query_row(sql, [], |_| Ok(())).optional().map_err(|e| opening(path, e))?.ok_or_else(missing)?;
     let lock = match access {
@@ -200,12 +201,12 @@ fn sequences(connection: &Connection) -> Result<Sequences> {
     Ok(Sequences { last_run, last_values: last_values.collect::<rusqlite::Result<_>>()? })
 }
 
-/// Calls `take` for each row until it returns false.
+/// Calls `visit` for each row until it returns false.
 fn for_each_row(
     connection: &Connection,
     table: &Table,
     skip: u64,
-    mut take: impl FnMut(&[Value]) -> bool,
+    mut visit: impl FnMut(&[Value]) -> bool,
 ) -> Result<()> {
     let mut statement = connection.prepare(&table.sqlite_select(skip))?;
     let mut rows = statement.query([])?;
@@ -219,7 +220,7 @@ fn for_each_row(
             })?;
             values.push(value);
         }
-        if !take(&values) {
+        if !visit(&values) {
             break;
         }
     }

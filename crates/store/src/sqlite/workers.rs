@@ -25,7 +25,7 @@ use crate::{
     audit::{audit_entry, drain_action},
     workers::{
         FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes, deadline_without_node,
-        kind_code, names, path_in, worker_code, worker_kind, worker_state,
+        kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -99,7 +99,7 @@ impl WorkerStore for Sqlite {
     }
 }
 
-/// A live registration, as far as the store methods need it.
+/// A live registration with the columns that the store methods need.
 pub struct LiveWorker {
     id: WorkerId,
     key: String,
@@ -145,7 +145,7 @@ pub fn admit(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmit
 }
 
 fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
-    let path = path_in(None, entry.state);
+    let path = path_when_connecting(None, entry.state);
     let state = path.last().copied().unwrap_or(WorkerState::Creating);
     tx.connection
         .prepare_cached(
@@ -177,7 +177,7 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
 /// Continues a live registration on a new connection, here or on another node, with its jobs.
 fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Result<WorkerAdmitted> {
     let token = live.owner.admit(entry)?;
-    let path = path_in(Some(live.state), entry.state);
+    let path = path_when_connecting(Some(live.state), entry.state);
     let state = path.last().copied().unwrap_or(live.state);
     let kind = if live.kind == WorkerKind::Pool { live.kind } else { entry.kind };
     let session = live.session + 1;
@@ -343,7 +343,7 @@ pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Times
         let reason = live.reason.clone().unwrap_or_else(|| NO_HEARTBEAT.to_owned());
         let end = WorkerEnd::Lost { reason, delay_ms: orphan_delay_ms };
         let released = end_registration(tx, &live, &end, now)?;
-        // The node it is connected to learns that it has ended.
+        // Notifies the node that the worker is connected to.
         tx.signal(Signal::Worker(live.id));
         swept.lost.push(WorkerLost { id: live.id, key: live.key, released });
     }
@@ -353,7 +353,7 @@ pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Times
     Ok(swept)
 }
 
-/// Registrations with claims stay, so that it is known who had the jobs.
+/// Keeps registrations with claims, because they show which worker had the jobs.
 const FORGOTTEN: &str = "SELECT id FROM worker WHERE ended_at IS NOT NULL AND ended_at < ?
      AND id NOT IN (SELECT owner FROM claim) LIMIT ?";
 

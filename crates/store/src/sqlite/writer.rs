@@ -6,8 +6,8 @@
 //! When the disk rejects a write or does not confirm it, the writer stops forever (`storage.rs`): what was written before may be
 //! lost too.
 //!
-//! A transaction ends when its calls have written enough. A large call has a transaction of its own, and between two large calls all
-//! small calls that wait are committed: a small call waits for one large call at most.
+//! A transaction ends when its calls have written enough. A large call has a transaction of its own. Between two large
+//! calls the writer commits all waiting small calls, so that a small call waits for at most one large call.
 
 use std::{
     cell::{Cell, RefCell},
@@ -37,7 +37,7 @@ const QUEUE: usize = 4_096;
 const LARGE_QUEUE: usize = 32;
 /// Number of calls that share one commit.
 const GROUP: usize = 512;
-/// What the calls of one commit write together, about: 10 000 rows take 30 to 50 ms.
+/// Approximate number of rows that the calls of one commit write together: 10 000 rows take 30 to 50 ms.
 const GROUP_WEIGHT: usize = 10_000;
 /// A call that writes more has a transaction of its own.
 const LARGE_WEIGHT: usize = 2_500;
@@ -45,22 +45,23 @@ const LARGE_WEIGHT: usize = 2_500;
 /// Whether the transaction can continue, or why it cannot.
 type Outcome = std::result::Result<(), Cause>;
 type Answer = Box<dyn FnOnce(Outcome) + Send>;
-/// Gets no transaction if that was lost before its turn. Returns the error of the database if the call failed with one.
+/// Receives `None` if the transaction was lost before this call. Returns the error of the database if the call failed
+/// with one.
 type Work = Box<dyn FnOnce(Option<&Tx>) -> (Kept, Answer) + Send>;
 
 /// Whether the writes of a call are kept.
 enum Kept {
     Yes,
     No(Option<Cause>),
-    /// It was not made, because the caller no longer waits.
+    /// The call was skipped, because the caller no longer waits.
     Abandoned,
 }
 
 struct Call {
     run: Work,
-    /// Whether it may fail after it has begun to write without failing the other calls.
-    undoable: bool,
-    /// How many rows it writes, about.
+    /// Whether it runs in a savepoint, so that it can fail after it has begun to write without failing the other calls.
+    has_savepoint: bool,
+    /// Approximate number of rows it writes.
     weight: usize,
 }
 type GroupAnswers = (Vec<Answer>, Outcome);
@@ -95,7 +96,7 @@ struct Waiting {
     large: mpsc::Receiver<Call>,
 }
 
-/// What a call uses: the connection inside the shared transaction, and what follows after the commit.
+/// The shared transaction as a call sees it: the connection, and what happens after the commit.
 pub struct Tx<'a> {
     pub connection: &'a Connection,
     pub shared: &'a Shared,
@@ -103,7 +104,7 @@ pub struct Tx<'a> {
     signals: RefCell<Signals>,
     /// Answers to callers that this transaction serves besides those of its own calls.
     answers: RefCell<Vec<Answer>>,
-    /// Whether the current call has put tasks into the cache. If its writes are undone, they must leave it.
+    /// Whether the current call has put tasks into the cache. If its writes are undone, the cache must drop them.
     pub has_cached_tasks: Cell<bool>,
     /// Lanes that this transaction deletes. Only a call that has a transaction of its own may delete lanes: the calls after it find
     /// lanes by their names in the cache, which forgets them after the commit.
@@ -150,7 +151,7 @@ impl<'a> Tx<'a> {
         self.signals.borrow_mut().add(signal);
     }
 
-    /// Announces to another queue, if there is one, that a job is ready, waits for a time, or has left its lane.
+    /// Announces to the external queue, if there is one, that a job is ready, waits for a time, or has left its lane.
     pub fn queue_changed(&self, change: QueueChange) {
         if self.shared.queue_feed.is_on() {
             self.signals.borrow_mut().queue_changes.push(change);
@@ -162,7 +163,8 @@ impl<'a> Tx<'a> {
         self.answers.borrow_mut().push(Box::new(answer));
     }
 
-    /// Runs work so that its failure undoes only its own writes. The outer error means that the whole transaction is lost.
+    /// Runs `work` so that its failure undoes only its own writes. The outer error means that the whole transaction is
+    /// lost.
     pub fn attempt<T>(&self, work: impl FnOnce(&Tx) -> Result<T>) -> Result<Result<T>> {
         let (lanes, signals) = (self.new_lanes.borrow().lanes.len(), self.signals.borrow().position());
         let deltas = self.deltas.take();
@@ -192,20 +194,20 @@ impl<'a> Tx<'a> {
         Ok(result)
     }
 
-    /// Makes a lane known that this transaction has created.
+    /// Registers a lane that this transaction has created.
     pub fn add_lane(&self, lane: Lane) {
         let mut new = self.new_lanes.borrow_mut();
         new.keyed.insert(lane.id, lane.keyed);
         new.lanes.push(lane);
     }
 
-    /// Returns the number of lanes, with those that this transaction has created.
+    /// Returns the number of lanes, including those that this transaction has created.
     pub fn lane_count(&self) -> usize {
         self.shared.lanes.len() + self.new_lanes.borrow().lanes.len()
     }
 
-    /// Returns how the calls of this transaction have changed a counter that is not written yet.
-    pub fn uncounted(&self, lane: LaneId, tally: Tally) -> i64 {
+    /// Returns by how much this transaction has changed a counter. The changes are written before the commit.
+    pub fn counter_delta(&self, lane: LaneId, tally: Tally) -> i64 {
         let change = |deltas: &RefCell<Deltas>| deltas.borrow().0.get(&(lane, tally)).copied().unwrap_or(0);
         change(&self.deltas) + change(&self.all_deltas)
     }
@@ -268,7 +270,7 @@ impl Writer {
         self.send(work, true, weight).await
     }
 
-    /// Runs work that never fails once it has begun to write. Saves the savepoint; if the work fails anyway, the whole
+    /// Runs work that never fails once it has begun to write. It needs no savepoint; if it fails anyway, the whole
     /// transaction is rolled back, unless nothing was written.
     pub async fn call_without_savepoint<T: Send + 'static>(
         &self,
@@ -281,7 +283,7 @@ impl Writer {
     async fn send<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Tx) -> Result<T> + Send + 'static,
-        undoable: bool,
+        has_savepoint: bool,
         weight: usize,
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
@@ -300,27 +302,28 @@ impl Writer {
                     (Ok(()), None) => Err(closed()),
                     (Err(cause), _) => Err(StoreError::Unavailable(cause)),
                 };
-                // The caller may have left while its work was done; it is committed anyway.
+                // The caller may have stopped waiting while its work ran; the work is committed anyway.
                 let _ = sender.send(answer);
             });
             (kept, answer)
         });
         let calls = self.calls.lock().clone().ok_or_else(closed)?;
-        self.in_time(async {
+        self.with_timeout(async {
             let queue = if weight > LARGE_WEIGHT { &calls.large } else { &calls.small };
-            queue.send(Call { run, undoable, weight }).await.map_err(|_| closed())?;
+            queue.send(Call { run, has_savepoint, weight }).await.map_err(|_| closed())?;
             drop(calls);
             receiver.await.map_err(|_| closed())?
         })
         .await
     }
 
-    /// Waits for a call for no longer than it may take.
-    pub async fn in_time<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+    /// Waits for a call until the timeout.
+    pub async fn with_timeout<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout(self.timeout, call).await.unwrap_or_else(|_| Err(StoreError::timed_out(self.timeout)))
     }
 
-    /// Runs `work` in the next shared transaction, without waiting for it. Calls `before` when that is certain.
+    /// Runs `work` in the next shared transaction, without waiting for it. Calls `before` once the queue has room for
+    /// it.
     pub async fn wake(
         &self,
         before: impl FnOnce() + Send,
@@ -335,9 +338,9 @@ impl Writer {
             (kept, Box::new(|_| ()) as Answer)
         });
         let calls = self.calls.lock().clone().ok_or_else(closed)?;
-        let place = calls.small.reserve().await.map_err(|_| closed())?;
+        let permit = calls.small.reserve().await.map_err(|_| closed())?;
         before();
-        place.send(Call { run, undoable: false, weight: 1 });
+        permit.send(Call { run, has_savepoint: false, weight: 1 });
         Ok(())
     }
 
@@ -395,7 +398,8 @@ fn run(
         match waiting.large.try_recv() {
             Ok(call) => commit(call, None),
             Err(TryRecvError::Disconnected) if is_closed => break,
-            // A caller drops its senders after it has sent, which wakes this thread, so a call that arrives here ends the sleep at once.
+            // A caller drops its senders after it has sent, which unparks this thread: a call that arrives now ends the
+            // sleep.
             Err(_) if is_idle => thread::park(),
             Err(_) => {}
         }
@@ -427,7 +431,8 @@ fn commit_group(
         weight += call.weight;
         match outcome {
             Ok(()) => {
-                let (answer, state) = if call.undoable { in_savepoint(&tx, call) } else { run_in_group(&tx, call) };
+                let (answer, state) =
+                    if call.has_savepoint { in_savepoint(&tx, call) } else { run_in_group(&tx, call) };
                 answers.push(answer);
                 outcome = state;
             }
@@ -437,7 +442,7 @@ fn commit_group(
         next = followers.as_mut().filter(|_| has_room).and_then(|calls| calls.try_recv().ok());
     }
     if outcome.is_ok() {
-        outcome = count(&tx).and_then(|()| execute(connection, "COMMIT"));
+        outcome = write_counters(&tx).and_then(|()| execute(connection, "COMMIT"));
     }
     if let Err(cause) = outcome {
         shared.task_cache.lock().clear();
@@ -460,7 +465,7 @@ fn commit_group(
     (answers, outcome)
 }
 
-/// Forgets cached tasks if another connection has changed the file, as a person with a shell can.
+/// Clears the task cache if another connection has changed the file, such as an operator's `sqlite3` shell.
 fn check_file(tx: &Tx) -> Outcome {
     let version = tx
         .connection
@@ -470,7 +475,7 @@ fn check_file(tx: &Tx) -> Outcome {
     Ok(())
 }
 
-fn count(tx: &Tx) -> Outcome {
+fn write_counters(tx: &Tx) -> Outcome {
     let write = || -> rusqlite::Result<()> {
         let mut statement = tx.connection.prepare_cached(
             "INSERT INTO counter (lane, tally, n) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n",

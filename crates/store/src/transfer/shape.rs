@@ -152,7 +152,7 @@ mod tests {
             column("d", "x", Some("point"), 0),
             column("metrics_lease", "id", Some("int2"), 0),
         ];
-        let error = tables(&source, &target).expect_err("refused").to_string();
+        let error = tables(&source, &target).expect_err("rejected").to_string();
         for expected in [
             "table c is missing on PostgreSQL",
             "table d is missing on SQLite",
@@ -163,7 +163,7 @@ mod tests {
         }
         assert!(!error.contains("metrics_lease"), "{error}");
         let unknown = [column("a", "x", Some("point"), 0)];
-        let error = tables(&source[..1], &unknown).expect_err("refused").to_string();
+        let error = tables(&source[..1], &unknown).expect_err("rejected").to_string();
         assert!(error.contains("column a.x has a type that cannot be moved"), "{error}");
     }
 

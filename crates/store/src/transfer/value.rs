@@ -136,7 +136,7 @@ impl Value {
         })
     }
 
-    /// Returns about how much memory the value takes.
+    /// Returns the approximate size of the value in memory.
     pub fn size_bytes(&self) -> usize {
         match self {
             Value::Text(text) => text.len(),
@@ -231,7 +231,7 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// Adds a row. `buffer` is only there to be used again.
+    /// Adds a row. The caller passes `buffer` so that its memory is reused.
     pub fn add(&mut self, row: &[Value], buffer: &mut Vec<u8>) {
         buffer.clear();
         row.iter().for_each(|value| value.write_to(buffer));
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_value_that_postgres_cannot_store_is_an_error_or_is_replaced() {
-        let error = |kind, value| Value::from_sqlite(kind, value).expect_err("refused");
+        let error = |kind, value| Value::from_sqlite(kind, value).expect_err("rejected");
         assert_eq!(error(Kind::Int2, ValueRef::Integer(40_000)), "the number 40000 does not fit");
         assert!(error(Kind::Id, ValueRef::Blob(b"short")).contains("length"));
         assert!(error(Kind::Ids, ValueRef::Blob(&[0; 17])).contains("not a Ids"));

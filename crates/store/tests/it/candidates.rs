@@ -1,8 +1,8 @@
-//! Claims of jobs that another queue has chosen, and what the database tells such a queue.
+//! Claims of jobs that the external queue has chosen, and what that queue learns from the database.
 
 use faena_domain::{JobId, JobState, Priority, Scope, Timestamp};
 use faena_store::{
-    ClaimCandidate, ClaimRequest, ClaimResult, JobPatch, LaneId, Owner, QueueChangeKind, QueuePatch, QueuePlace,
+    ClaimCandidate, ClaimRequest, ClaimResult, JobPatch, LaneId, Owner, QueueChangeKind, QueueLocation, QueuePatch,
     QueuePosition,
 };
 
@@ -191,16 +191,16 @@ pub async fn the_queue_of_the_database_can_be_read_in_pages(fixture: &Fixture) {
     let dead = fixture.store.dead_page(lane, None, 10).await.unwrap();
     assert_eq!(dead.iter().map(|job| job.id).collect::<Vec<_>>(), [failed.id]);
     let requested = vec![all[4], late, running.id, failed.id, JobId::new()];
-    let places = fixture.store.queue_places(requested).await.unwrap();
+    let locations = fixture.store.queue_locations(requested).await.unwrap();
     let failed_at = dead[0].at;
     assert_eq!(
-        places,
+        locations,
         [
-            QueuePlace::Ready { lane, ready_at: fixture.at(2) },
-            QueuePlace::Delayed { lane, due_at: fixture.at(99) },
-            QueuePlace::InFlight,
-            QueuePlace::Failed { at: failed_at },
-            QueuePlace::Elsewhere,
+            QueueLocation::Ready { lane, ready_at: fixture.at(2) },
+            QueueLocation::Delayed { lane, due_at: fixture.at(99) },
+            QueueLocation::InFlight,
+            QueueLocation::Failed { at: failed_at },
+            QueueLocation::Elsewhere,
         ]
     );
 }
