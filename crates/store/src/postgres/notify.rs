@@ -419,7 +419,7 @@ mod tests {
             assert_eq!(decode(&encode(signal)), Some(signal));
         }
         for noise in ["", "r", "x1", "rx", "cnoid", "w1", "k", "d", "dx", "é"] {
-            assert_eq!(parse(noise), None, "{noise}");
+            assert_eq!(decode(noise), None, "{noise}");
         }
     }
 }
