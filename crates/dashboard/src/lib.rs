@@ -10,6 +10,7 @@ mod assets;
 mod call;
 mod charts;
 mod content;
+mod counts;
 mod error;
 mod form;
 mod format;

@@ -475,105 +475,6 @@ impl Texts {
             (_, other) => other,
         }
     }
-
-    pub fn jobs_count(&self, count: String, number: u64) -> String {
-        match (self.language, number) {
-            (Language::English, 1) => "1 job".to_owned(),
-            (Language::English, _) => format!("{count} jobs"),
-            (Language::Spanish, 1) => "1 trabajo".to_owned(),
-            (Language::Spanish, _) => format!("{count} trabajos"),
-        }
-    }
-
-    /// Says how many jobs an action has changed.
-    pub fn changed_jobs_count(&self, count: String, number: u64) -> String {
-        let jobs = self.jobs_count(count, number);
-        match (self.language, number) {
-            (Language::English, _) => format!("{jobs} changed"),
-            (Language::Spanish, 1) => format!("{jobs} modificado"),
-            (Language::Spanish, _) => format!("{jobs} modificados"),
-        }
-    }
-
-    pub fn slots_count(&self, count: String, number: u64) -> String {
-        match (self.language, number) {
-            (Language::English, 1) => "1 slot".to_owned(),
-            (Language::English, _) => format!("{count} slots"),
-            (Language::Spanish, 1) => "1 hueco".to_owned(),
-            (Language::Spanish, _) => format!("{count} huecos"),
-        }
-    }
-
-    pub fn failed_runs_count(&self, count: String, number: u64) -> String {
-        match (self.language, number) {
-            (Language::English, 1) => "1 failed run".to_owned(),
-            (Language::English, _) => format!("{count} failed runs"),
-            (Language::Spanish, 1) => "1 ejecución fallida".to_owned(),
-            (Language::Spanish, _) => format!("{count} ejecuciones fallidas"),
-        }
-    }
-
-    pub fn waiting_events_count(&self, count: String, number: u64) -> String {
-        match (self.language, number) {
-            (Language::English, 1) => "1 event waiting".to_owned(),
-            (Language::English, _) => format!("{count} events waiting"),
-            (Language::Spanish, 1) => "1 evento en espera".to_owned(),
-            (Language::Spanish, _) => format!("{count} eventos en espera"),
-        }
-    }
-
-    /// Says how many tasks have a status: `3 running`.
-    pub fn tasks_with_status(&self, count: u64, status: &str) -> String {
-        let word = self.task_status(status).to_lowercase();
-        // The other statuses have no plural.
-        let has_plural = matches!(status, "completed" | "failed" | "cancelled");
-        match self.language {
-            Language::Spanish if has_plural && count != 1 => format!("{count} {word}s"),
-            _ => format!("{count} {word}"),
-        }
-    }
-
-    /// Says how many dependencies a graph leaves out.
-    pub fn hidden_dependencies(&self, count: &str, is_exact: bool) -> String {
-        let count = match (self.language, is_exact) {
-            (_, true) => count.to_owned(),
-            (Language::English, false) => format!("{count} or more"),
-            (Language::Spanish, false) => format!("{count} o más"),
-        };
-        match self.language {
-            Language::English => format!("Dependencies not shown: {count}. Open a job to see those around it."),
-            Language::Spanish => {
-                format!("Dependencias que no se muestran: {count}. Abre un trabajo para ver las que lo rodean.")
-            }
-        }
-    }
-
-    pub fn dead_letters_count(&self, count: String, number: u64) -> String {
-        match (self.language, number) {
-            (Language::English, 1) => "1 dead letter".to_owned(),
-            (Language::English, _) => format!("{count} dead letters"),
-            (Language::Spanish, 1) => "1 trabajo fallido".to_owned(),
-            (Language::Spanish, _) => format!("{count} trabajos fallidos"),
-        }
-    }
-
-    pub fn approvals_count(&self, count: String, number: u64) -> String {
-        match (self.language, number) {
-            (Language::English, 1) => "1 approval waiting".to_owned(),
-            (Language::English, _) => format!("{count} approvals waiting"),
-            (Language::Spanish, 1) => "1 aprobación pendiente".to_owned(),
-            (Language::Spanish, _) => format!("{count} aprobaciones pendientes"),
-        }
-    }
-
-    pub fn decisions_needed(&self, number: u64) -> String {
-        match (self.language, number) {
-            (Language::English, 1) => "1 decision needed".to_owned(),
-            (Language::English, _) => format!("{number} decisions needed"),
-            (Language::Spanish, 1) => "falta 1 decisión".to_owned(),
-            (Language::Spanish, _) => format!("faltan {number} decisiones"),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -587,23 +488,5 @@ mod tests {
             let is_sentence = |text: &str| text.ends_with('.');
             assert_eq!(is_sentence(english), is_sentence(spanish), "{name}: {english} / {spanish}");
         }
-    }
-
-    #[test]
-    fn words_agree_with_their_number() {
-        let (english, spanish) = (Language::English.texts(), Language::Spanish.texts());
-        assert_eq!(english.changed_jobs_count("1".into(), 1), "1 job changed");
-        assert_eq!(spanish.changed_jobs_count("1".into(), 1), "1 trabajo modificado");
-        assert_eq!(spanish.changed_jobs_count("2".into(), 2), "2 trabajos modificados");
-        assert_eq!(spanish.failed_runs_count("1".into(), 1), "1 ejecución fallida");
-        let statuses = ["queued", "running", "paused", "completed", "failed", "cancelled"];
-        for status in statuses {
-            assert_eq!(english.tasks_with_status(2, status), format!("2 {status}"));
-        }
-        assert_eq!(
-            [(1, "failed"), (2, "failed"), (2, "running")]
-                .map(|(count, status)| spanish.tasks_with_status(count, status)),
-            ["1 fallida", "2 fallidas", "2 en ejecución"]
-        );
     }
 }
