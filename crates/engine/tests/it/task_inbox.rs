@@ -102,7 +102,7 @@ fn invalid(task: TaskId) -> Vec<(Sent, &'static str)> {
         (event(task, "i2", "resultado.plan_generado", json!({"plan": 1})), "planId"),
         (event(task, "i3", "resultado.otra", json!({})), "has no event"),
         (event(task, "i4", "resultado.plan_generado", large), "the limit is"),
-        (sent("resultado.pr_generada", &envelope(None, "i5", json!({}))), "only tarea.crear creates a task"),
+        (sent("resultado.pr_generada", &envelope(None, "i5", json!({}))), "only the event tarea.crear of coding-task"),
         (sent("tarea.crear", &envelope(None, "i6", json!({"prompt": "p"}))), "repositorioOrigen"),
         (event(task, "i7", "tarea.generar_plan", json!({"prompt": "p"})), "does not handle it"),
     ]
