@@ -30,7 +30,7 @@ pub const MAX_UNREGISTERED_BYTES: usize = 64 << 10;
 pub const FREE_HEAD_BYTES: usize = 8 << 10;
 /// Bytes per permit of the semaphore.
 const STEP_BYTES: usize = 16 << 10;
-/// How long a request or message waits for the budget.
+/// How long a request or message waits for the budget, in total: one that gets it bit by bit would wait forever, and hold what it has.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Bytes that all requests of the process may occupy.
@@ -71,13 +71,16 @@ impl ByteBudget {
 pub struct Charge {
     permits: PollSemaphore,
     held: Option<OwnedSemaphorePermit>,
-    /// When a wait ends.
-    deadline: Option<Pin<Box<Sleep>>>,
+    /// How much longer it may wait. `None`: it has not waited yet.
+    remaining_wait: Option<Duration>,
+    /// When the current wait began, and its end.
+    wait: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Charge {
     pub fn new(budget: &ByteBudget) -> Charge {
-        Charge { permits: PollSemaphore::new(budget.permits.clone()), held: None, deadline: None }
+        let permits = PollSemaphore::new(budget.permits.clone());
+        Charge { permits, held: None, remaining_wait: None, wait: None }
     }
 
     /// Takes the missing part of `bytes` from the budget. Fails after 2 s, or if the whole budget is smaller.
@@ -89,7 +92,9 @@ impl Charge {
         }
         let Ok(missing) = u32::try_from(missing) else { return Poll::Ready(Err(Exhausted)) };
         if let Poll::Ready(permit) = self.permits.poll_acquire_many(cx, missing) {
-            self.deadline = None;
+            if let (Some((began, _)), Some(remaining)) = (self.wait.take(), &mut self.remaining_wait) {
+                *remaining = remaining.saturating_sub(began.elapsed());
+            }
             let Some(permit) = permit else { return Poll::Ready(Err(Exhausted)) };
             match &mut self.held {
                 Some(held) => held.merge(permit),
@@ -97,15 +102,17 @@ impl Charge {
             }
             return Poll::Ready(Ok(()));
         }
-        let deadline = self.deadline.get_or_insert_with(|| {
-            // Requests that arrived together are rejected one after the other, so that their clients do not retry together.
-            let wait = MAX_WAIT.mul_f64(rand::rng().random_range(0.5..=1.0));
-            Box::pin(tokio::time::sleep_until(Instant::now() + wait))
+        // Requests that arrived together are rejected one after the other, so that their clients do not retry together.
+        let remaining =
+            *self.remaining_wait.get_or_insert_with(|| MAX_WAIT.mul_f64(rand::rng().random_range(0.5..=1.0)));
+        let (_, end) = self.wait.get_or_insert_with(|| {
+            let now = Instant::now();
+            (now, Box::pin(tokio::time::sleep_until(now + remaining)))
         });
-        ready!(deadline.as_mut().poll(cx));
+        ready!(end.as_mut().poll(cx));
         // Leaves the queue of the semaphore, in which it would still take released permits.
         self.permits = PollSemaphore::new(self.permits.clone_inner());
-        self.deadline = None;
+        (self.wait, self.remaining_wait) = (None, Some(Duration::ZERO));
         Poll::Ready(Err(Exhausted))
     }
 
@@ -127,10 +134,9 @@ impl Charge {
         std::future::poll_fn(|cx| self.poll_cover(cx, bytes)).await
     }
 
-    /// Returns everything to the budget.
+    /// Returns everything to the budget, for the next message.
     pub fn release(&mut self) {
-        self.held = None;
-        self.deadline = None;
+        (self.held, self.wait, self.remaining_wait) = (None, None, None);
     }
 
     /// Returns whether part of the budget is taken.
@@ -256,6 +262,27 @@ mod tests {
         assert_eq!(budget.used(), STEP_BYTES);
         drop((second, third));
         assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_gets_the_budget_bit_by_bit_waits_no_longer_than_others() {
+        const PAUSE: Duration = Duration::from_millis(100);
+        let budget = ByteBudget::new(100 * STEP_BYTES);
+        let mut others: Vec<Charge> = (0..100).map(|_| Charge::new(&budget)).collect();
+        assert!(others.iter_mut().all(|other| other.try_cover(FREE_BYTES + STEP_BYTES)));
+        let (mut slow, started) = (Charge::new(&budget), Instant::now());
+        for steps in 1.. {
+            let release = async {
+                tokio::time::sleep(PAUSE).await;
+                others.pop()
+            };
+            let (covered, _) = tokio::join!(slow.cover(FREE_BYTES + steps * STEP_BYTES), release);
+            if covered.is_err() {
+                break;
+            }
+            assert!(started.elapsed() <= MAX_WAIT + PAUSE, "it still waits after {steps} steps");
+        }
+        assert!(started.elapsed() >= MAX_WAIT / 2 - PAUSE, "it has waited for {:?} only", started.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

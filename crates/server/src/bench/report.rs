@@ -60,11 +60,11 @@ impl Report {
     }
 
     pub fn at_most(&mut self, database: &str, what: &str, value: f64, unit: &str, goal: f64) {
-        self.add(database, what, value, unit, None, Some(format!("<= {goal} {unit}")), Some(value <= goal));
+        self.add(database, what, value, unit, None, Some(format!("<= {} {unit}", tenths(goal))), Some(value <= goal));
     }
 
     pub fn at_least(&mut self, database: &str, what: &str, value: f64, unit: &str, goal: f64) {
-        self.add(database, what, value, unit, None, Some(format!(">= {goal} {unit}")), Some(value >= goal));
+        self.add(database, what, value, unit, None, Some(format!(">= {} {unit}", tenths(goal))), Some(value >= goal));
     }
 
     #[expect(clippy::too_many_arguments, reason = "one row, one argument per column")]
@@ -127,4 +127,9 @@ fn number(value: f64) -> String {
     } else {
         format!("{value:.2}")
     }
+}
+
+/// Rounds a goal that depends on a measurement.
+fn tenths(goal: f64) -> f64 {
+    (goal * 10.0).round() / 10.0
 }

@@ -95,15 +95,15 @@ impl Answers {
     pub async fn handle(
         &self,
         router: Router,
-        request: Request<Body>,
+        request: Box<Request<Body>>,
         connection: &ConnectionAnswers,
     ) -> (Response<Body>, Option<Unsent>) {
         if request.method() != Method::GET || request.uri().path().starts_with("/health") {
-            return (Box::pin(call(router, request)).await, None);
+            return (Box::pin(call(router, *request)).await, None);
         }
         let permit = connection.reads.clone().acquire_owned().await.expect("the semaphore is never closed");
         // In a box, so that a request that waits for its connection is small.
-        Box::pin(self.handle_read(router, request, connection, permit)).await
+        Box::pin(self.handle_read(router, *request, connection, permit)).await
     }
 
     /// Handles a request without effect whose connection may handle it now.

@@ -201,8 +201,9 @@ async fn serve_http1<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let caller = Caller::new(shared, peer, tracked);
-    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (caller, guard, meter) = (caller.clone(), caller.tracked.begin(), meter.clone());
+        let mut request = boxed(request);
         async move {
             if let Some(meter) = &meter {
                 meter.stop();
@@ -241,6 +242,7 @@ where
     let responses = unread.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (caller, guard, unread) = (caller.clone(), caller.tracked.begin(), responses.clone());
+        let request = boxed(request);
         async move {
             let (response, unsent) = caller.respond(request).await;
             let response = response.map(|body| Body::new(ResponseBody::http2(body, guard, &unread, unsent)));
@@ -302,16 +304,20 @@ impl Caller {
         Caller { router, peer, tracked, answers, connection: ConnectionAnswers::default() }
     }
 
-    async fn respond(&self, request: Request<Incoming>) -> (Response<Body>, Option<Unsent>) {
+    async fn respond(&self, mut request: Box<Request<Body>>) -> (Response<Body>, Option<Unsent>) {
         if self.tracked.is_above_limit() && !request.uri().path().starts_with("/health") {
             let mut response = unavailable("too many connections; try again");
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             return (response, None);
         }
-        let mut request = request.map(Body::new);
         request.extensions_mut().insert(ConnectInfo(self.peer));
         self.answers.handle(self.router.clone(), request, &self.connection).await
     }
+}
+
+/// Moves a request out of the futures that handle it: each of them would reserve its size, also while it waits.
+fn boxed(request: Request<Incoming>) -> Box<Request<Body>> {
+    Box::new(request.map(Body::new))
 }
 
 /// Response to a request that the server has no capacity for at the moment.

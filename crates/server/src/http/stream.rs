@@ -23,6 +23,10 @@ const MIN_READ_BYTES: usize = 4 << 10;
 /// keeps that buffer at 16 KiB.
 const READ_BYTES: usize = (16 << 10) - 1;
 
+/// What an HTTP/1 connection reads before others get their turn. A thousand connections with large bodies would otherwise keep a small
+/// request waiting for as long as each of them has data.
+const TURN_BYTES: usize = 64 << 10;
+
 /// How long a peer may read nothing while others wait for its memory.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -52,12 +56,14 @@ pub struct ClientStream<S> {
     meter: Option<ReadMeter>,
     write_timeout: WriteTimeout,
     stalled: Option<Stalled>,
+    /// Bytes that were read in this turn.
+    turn_bytes: usize,
     _permit: Permit,
 }
 
 impl<S> ClientStream<S> {
     pub fn new(stream: S, permit: Permit, meter: Option<ReadMeter>, write_timeout: WriteTimeout) -> ClientStream<S> {
-        ClientStream { stream, meter, write_timeout, stalled: None, _permit: permit }
+        ClientStream { stream, meter, write_timeout, stalled: None, turn_bytes: 0, _permit: permit }
     }
 
     /// Records how much a write accepted. Fails if the peer does not read.
@@ -100,10 +106,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         if self.meter.is_none() {
             return Pin::new(&mut self.stream).poll_read(cx, buf);
         }
+        if self.turn_bytes >= TURN_BYTES {
+            self.turn_bytes = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let wanted = buf.remaining().min(READ_BYTES);
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(wanted));
-        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+        let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, &mut part) else {
+            self.turn_bytes = 0;
+            return Poll::Pending;
+        };
+        read?;
         let count = part.filled().len();
+        self.turn_bytes += count;
         buf.advance(count);
         if let Some(meter) = &self.meter {
             meter.add(count);
@@ -140,5 +156,40 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let closed = Pin::new(&mut self.stream).poll_shutdown(cx).map_ok(|()| 0);
         self.track_write(cx, closed).map_ok(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use faena_api::ByteBudget;
+
+    use super::*;
+    use crate::http::{ConnectionLimits, admission::Admission};
+
+    #[tokio::test]
+    async fn a_connection_with_much_data_lets_others_have_their_turn() {
+        let limits = ConnectionLimits { total: 1, per_address: 1, trusted_proxies: Vec::new() };
+        let permit =
+            std::sync::Arc::new(Admission::new(limits)).admit(Ipv4Addr::LOCALHOST.into()).expect("it is the first");
+        let meter = ReadMeter::new(&ByteBudget::new(1 << 20));
+        meter.stop();
+        let write_timeout = WriteTimeout { timeout: Duration::from_secs(1), answers: Answers::new(1 << 20) };
+        let mut stream = ClientStream::new(tokio::io::repeat(b'x'), permit, Some(meter), write_timeout);
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        for _ in 0..3 {
+            let mut bytes = 0;
+            loop {
+                let mut part = [0; 20_000];
+                let mut buffer = ReadBuf::new(&mut part);
+                match Pin::new(&mut stream).poll_read(&mut cx, &mut buffer) {
+                    Poll::Ready(read) => read.expect("the stream never fails"),
+                    Poll::Pending => break,
+                }
+                bytes += buffer.filled().len();
+            }
+            assert!((TURN_BYTES..TURN_BYTES + READ_BYTES).contains(&bytes), "{bytes}");
+        }
     }
 }
