@@ -1,6 +1,7 @@
 //! What every test needs: a fresh database, builders of jobs, short forms of the store methods, and SQL access to the tables.
 
 mod raw_database;
+mod redis_claims;
 
 use std::{
     any::Any,
@@ -24,6 +25,7 @@ use faena_store::{
 use futures_util::FutureExt;
 
 pub use raw_database::{RawDatabase, run_on};
+use redis_claims::RedisClaims;
 
 /// One store on its own database, with a node that has joined and a worker.
 pub struct Fixture {
@@ -33,6 +35,8 @@ pub struct Fixture {
     /// SQL access to the tables, beside the store.
     pub database: RawDatabase,
     pub url: String,
+    /// Chooses the jobs of claims, if the tests run again with the queue in Redis.
+    redis: Option<Arc<RedisClaims>>,
     /// The time at which a test begins; its times are milliseconds from here.
     pub start: Timestamp,
 }
@@ -91,7 +95,8 @@ impl Fixture {
         let node = NodeId::new();
         let info = NodeInfo { id: node, name: "test".into() };
         store.node_join(info, LEASE_MS, start).await.unwrap();
-        Fixture { store, node, worker: WorkerId::new(), database, url, start }
+        let redis = RedisClaims::for_store(&url, &store).await;
+        Fixture { store, node, worker: WorkerId::new(), database, url, redis, start }
     }
 
     /// Opens another store on the same database: another node on PostgreSQL, the next process on SQLite.
@@ -175,9 +180,14 @@ impl Fixture {
     }
 
     pub async fn claim_for(&self, owner: Owner, lanes: Vec<LaneId>, limit: usize, ms: i64) -> Vec<ClaimedJob> {
-        let request = ClaimRequest { owner, lanes, limit, idle_slots: limit, candidates: None };
-        let ClaimResult { jobs, .. } = self.store.job_claim(vec![request], self.at(ms)).await.unwrap().remove(0);
-        jobs
+        self.request_claim(ClaimRequest { owner, lanes, limit, idle_slots: limit, candidates: None }, ms).await.jobs
+    }
+
+    async fn request_claim(&self, request: ClaimRequest, ms: i64) -> ClaimResult {
+        match &self.redis {
+            Some(redis) => redis.claim(&*self.store, request, self.at(ms)).await,
+            None => self.store.job_claim(vec![request], self.at(ms)).await.unwrap().remove(0),
+        }
     }
 
     /// Claims from all lanes, and also returns which lanes are limited.
@@ -189,7 +199,7 @@ impl Fixture {
             idle_slots: limit,
             candidates: None,
         };
-        self.store.job_claim(vec![request], self.at(ms)).await.unwrap().remove(0)
+        self.request_claim(request, ms).await
     }
 
     /// Sets a concurrency limit, or removes it.
