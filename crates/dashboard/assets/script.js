@@ -214,7 +214,7 @@
   // On a narrow screen the pages are a row that scrolls.
   const bar = document.querySelector(".side-inner");
   const current = bar && bar.querySelector("a[aria-current]");
-  if (current && bar.scrollWidth > bar.clientWidth) bar.scrollLeft = current.offsetLeft - 48;
+  if (current && current.offsetLeft + current.offsetWidth > bar.clientWidth) bar.scrollLeft = current.offsetLeft - 48;
   showTimes(document);
   countSelected();
   setInterval(() => { showTimes(document); show(); }, 1000);

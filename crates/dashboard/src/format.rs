@@ -121,9 +121,12 @@ pub fn iso(at: Timestamp) -> String {
     at.to_string()
 }
 
-/// Returns the first characters of an id, which are enough to recognise it.
-pub fn short_id(id: &str) -> &str {
-    id.get(..13).unwrap_or(id)
+/// Returns the first and the last characters of an id. The first ones are its time, which jobs of one batch share.
+pub fn short_id(id: &str) -> String {
+    match (id.get(..8), id.len().checked_sub(6).and_then(|from| id.get(from..))) {
+        (Some(first), Some(last)) if id.len() > 16 => format!("{first}…{last}"),
+        _ => id.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +135,13 @@ mod tests {
 
     fn formats(language: Language) -> Formats {
         Formats { language, now: Timestamp::from_ms(1_000_000_000), is_live: false }
+    }
+
+    #[test]
+    fn ids_of_the_same_moment_are_told_apart() {
+        assert_eq!(short_id("01a1ec00-cc4b-7000-8000-00000000ec5e"), "01a1ec00…00ec5e");
+        assert_eq!([short_id("press-1"), short_id("")], ["press-1", ""]);
+        assert_eq!(short_id(&"ñ".repeat(20)), "ññññ…ñññ");
     }
 
     #[test]

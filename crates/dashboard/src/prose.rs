@@ -60,7 +60,7 @@ fn mention(viewer: &Viewer, text: &str, at: usize, jobs: &[String]) -> Option<(M
         _ if jobs.iter().any(|job| job == id) => "jobs",
         _ => return None,
     };
-    Some((anchor(&format!("{}/{page}/{id}", viewer.base()), short_id(id)), ID_CHARS))
+    Some((anchor(&format!("{}/{page}/{id}", viewer.base()), &short_id(id)), ID_CHARS))
 }
 
 fn is_id(text: &str) -> bool {

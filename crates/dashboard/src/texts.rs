@@ -274,6 +274,7 @@ texts! {
     schedule_has_ended: "Finished", "Terminada";
     no_schedules: "There are no schedules yet.", "Todavía no hay planificaciones.";
     next_runs: "Next runs", "Próximas ejecuciones";
+    if_it_is_enabled: "if you enable it", "si la activas";
     no_next_runs: "It does not run again.", "No se ejecutará más.";
     tick_history: "Due times and outcomes", "Horas previstas y resultados";
     due: "Due", "Prevista";

@@ -138,11 +138,12 @@ struct JobPage<'a> {
     base: &'a str,
     job: &'a Job,
     badge: Markup,
-    short_id: &'a str,
+    short_id: String,
     facts: String,
     style: &'static str,
     why: Option<WhyPanel>,
-    timeline: Markup,
+    /// Drawing of the runs. `None`: it has not run.
+    timeline: Option<Markup>,
     progress: Option<Markup>,
     steps: Vec<(String, Markup, String)>,
     errors: Vec<(u64, String)>,
@@ -174,7 +175,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         facts: facts(t, formats, &job),
         style: StateStyle::of(&job.status).class(),
         why: why.map(|why| why_panel(&viewer, &job, &why)),
-        timeline: timeline::draw(&runs(t, &job), formats, t.now),
+        timeline: Some(runs(t, &job)).filter(|runs| !runs.is_empty()).map(|runs| timeline::draw(&runs, formats, t.now)),
         progress: job.progress.as_ref().map(|progress| progress_bar(formats, progress)),
         steps: steps(t, &job),
         errors: job.attempts.iter().filter_map(|attempt| Some((attempt.run, attempt.error.clone()?))).collect(),
@@ -207,7 +208,8 @@ fn why_panel(viewer: &Viewer, job: &Job, why: &Why) -> WhyPanel {
             "SCHEDULED" | "ASSIGNED" | "PROCESSING" => t.why_running,
             _ => t.why_not_running,
         },
-        summary: text(&why.summary),
+        // Several reasons are a list. The summary would repeat them in one sentence.
+        summary: if why.reasons.len() > 1 { Markup::default() } else { text(&why.summary) },
         reasons: match why.reasons.as_slice() {
             [] | [_] => Vec::new(),
             reasons => reasons.iter().map(|reason| text(&reason.message)).collect(),
@@ -305,8 +307,8 @@ fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
     add(t.expires, job.expires_at.map(|at| formats.relative(at)));
     add(t.finished, job.completed_at.map(|at| formats.relative(at)));
     add(t.run, job.run.map(|run| escaped(&run.to_string())));
-    add(t.worker, job.worker_id.as_ref().map(|id| link(format!("/workers/{id}"), short_id(id))));
-    add(t.schedule, job.schedule_id.as_ref().map(|id| link(format!("/schedules/{id}"), short_id(id))));
+    add(t.worker, job.worker_id.as_ref().map(|id| link(format!("/workers/{id}"), &short_id(id))));
+    add(t.schedule, job.schedule_id.as_ref().map(|id| link(format!("/schedules/{id}"), &short_id(id))));
     add(t.time_limit, job.timeout_ms.map(|ms| escaped(&formats.duration(ms as i64))));
     add(t.concurrency_key, job.concurrency_key.as_deref().map(escaped));
     add(t.unique_key, job.unique_key.as_deref().map(escaped));

@@ -176,7 +176,7 @@ fn edges(jobs: &[GraphJob], positions: &[Position]) -> Vec<String> {
 
 fn node(viewer: &Viewer, job: &GraphJob, position: Position) -> Node {
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let name = job.name.clone().unwrap_or_else(|| short_id(&job.id.to_string()).to_owned());
+    let name = job.name.clone().unwrap_or_else(|| short_id(&job.id.to_string()));
     let (style, state) = state_style(t, job);
     let hidden = match (job.hidden_parents, job.hidden_children) {
         (0, 0) => String::new(),
@@ -229,7 +229,8 @@ fn list(viewer: &Viewer, jobs: &[GraphJob]) -> Table {
     };
     let row = |job: &&GraphJob| {
         let id = job.id.to_string();
-        let name = job.name.as_deref().unwrap_or(short_id(&id));
+        let short = short_id(&id);
+        let name = job.name.as_deref().unwrap_or(&short);
         let state = match job.status {
             Some(status) => job_state(t, &status.to_string()),
             None => badge(StateStyle::Cancelled, t.deleted),
@@ -241,7 +242,7 @@ fn list(viewer: &Viewer, jobs: &[GraphJob]) -> Table {
                 Cell::markup(state),
                 Cell::text(&relation(job.depth)),
                 Cell::text(job.queue.as_deref().unwrap_or_default()).extra(),
-                Cell::text(short_id(&id)).extra(),
+                Cell::text(&short).extra(),
             ],
             key: id,
         }

@@ -244,7 +244,7 @@ fn tick_table(viewer: &Viewer, ticks: &[Tick]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |tick: &Tick| {
         let job = match &tick.job_id {
-            Some(id) => Cell::link(&format!("{}/jobs/{id}", viewer.base()), crate::format::short_id(id)),
+            Some(id) => Cell::link(&format!("{}/jobs/{id}", viewer.base()), &crate::format::short_id(id)),
             None => Cell::text(tick.reason.as_deref().unwrap_or_default()),
         };
         let state = badge(StateStyle::of(&tick.outcome), t.word(&tick.outcome));

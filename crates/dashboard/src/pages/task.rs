@@ -161,7 +161,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let (why_path, history_path) = (format!("{path}/why"), format!("{path}/history?limit=100"));
     let (why, history) = tokio::join!(viewer.get::<Why>(&why_path), viewer.get::<History>(&history_path));
     let (t, formats, base) = (viewer.texts(), viewer.formats(), viewer.base());
-    let title = task.title.clone().unwrap_or_else(|| short_id(&task.id).to_owned());
+    let title = task.title.clone().unwrap_or_else(|| short_id(&task.id));
     let line = |record: &Record| HistoryLine {
         at: formats.clock(record.at),
         event: record.event.clone(),

@@ -75,7 +75,7 @@ fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {
         cells: vec![
             Cell::link(
                 &format!("{}/tasks/{}", viewer.base(), task.id),
-                task.title.as_deref().unwrap_or_else(|| crate::format::short_id(&task.id)),
+                &task.title.clone().unwrap_or_else(|| crate::format::short_id(&task.id)),
             )
             .note(&state(t, &task.status, &task.state, is_approvals || task.approval.is_some())),
             Cell::markup(state(t, &task.status, &task.state, is_approvals || task.approval.is_some())).extra(),

@@ -43,7 +43,7 @@ pub struct Entry {
 
 struct Line {
     at: Markup,
-    /// Position on the axis, from 0 to 100.
+    /// Position of the mark on the axis, from 0 to 97; the mark is 3 wide.
     x: f64,
     kind: String,
     what: String,
@@ -88,7 +88,7 @@ fn lines(viewer: &Viewer, formats: Formats, entries: &[Entry]) -> (Vec<Line>, St
     let (t, span) = (viewer.texts(), until.ms_since(from));
     let line = |entry: &Entry| Line {
         at: formats.clock(entry.at),
-        x: 3.0 + entry.at.ms_since(from) as f64 / span.max(1) as f64 * 94.0,
+        x: entry.at.ms_since(from) as f64 / span.max(1) as f64 * 97.0,
         kind: t.word(&entry.kind).to_owned(),
         what: t.word(&entry.what).to_owned(),
         subject: subject(viewer, entry),
@@ -99,8 +99,8 @@ fn lines(viewer: &Viewer, formats: Formats, entries: &[Entry]) -> (Vec<Line>, St
 
 fn subject(viewer: &Viewer, entry: &Entry) -> Markup {
     match (&entry.job_id, &entry.task_id, &entry.actor) {
-        (Some(job), _, _) => anchor(&format!("{}/jobs/{job}", viewer.base()), short_id(job)),
-        (None, Some(task), _) => anchor(&format!("{}/tasks/{task}", viewer.base()), short_id(task)),
+        (Some(job), _, _) => anchor(&format!("{}/jobs/{job}", viewer.base()), &short_id(job)),
+        (None, Some(task), _) => anchor(&format!("{}/tasks/{task}", viewer.base()), &short_id(task)),
         (None, None, Some(actor)) => escaped(actor),
         _ => Markup::default(),
     }

@@ -113,7 +113,7 @@ struct WebhookPage<'a> {
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
     let webhook: Webhook = viewer.get(&format!("/api/v1/webhooks/{}", segment(&id))).await?;
     let t = viewer.texts();
-    let job = webhook.job_id.as_ref().map(|id| anchor(&format!("{}/jobs/{id}", viewer.base()), short_id(id)));
+    let job = webhook.job_id.as_ref().map(|id| anchor(&format!("{}/jobs/{id}", viewer.base()), &short_id(id)));
     let page = WebhookPage {
         t,
         base: viewer.base(),
