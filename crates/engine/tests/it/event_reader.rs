@@ -262,7 +262,7 @@ async fn the_number_of_subscribers_is_limited() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_of_one_node_are_delivered_on_another() {
+async fn events_of_one_node_are_delivered_on_another_on_postgres() {
     let (store, position) = open_postgres().await;
     let watching = Fixture::over((store, position), EngineConfig::default()).await;
     let other = crate::fixture::beside(&watching).await;
@@ -293,7 +293,7 @@ async fn events_of_one_node_are_delivered_on_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_notifications_events_of_other_nodes_are_found_by_polling() {
+async fn without_notifications_events_of_other_nodes_are_found_by_polling_on_postgres() {
     let (store, position) = open_postgres().await;
     let working = Fixture::over((store, position), EngineConfig::default()).await;
     let without_listening = crate::fixture::without_listening(&working).await;

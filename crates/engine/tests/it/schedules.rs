@@ -257,7 +257,7 @@ fn seeds() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_dying_servers_every_due_time_fires_once() {
+async fn with_dying_servers_every_due_time_fires_once_on_postgres() {
     for seed in 0..seeds() {
         simulate(seed, open_postgres().await).await;
     }

@@ -579,7 +579,7 @@ async fn simulate(seed: u64) -> [usize; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_orphan_is_recovered_in_time_and_none_early() {
+async fn every_orphan_is_recovered_in_time_and_none_early_on_postgres() {
     let seeds: u64 = std::env::var("FAENA_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let mut sum = [0; 3];
     for seed in 0..seeds {

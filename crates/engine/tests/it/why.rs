@@ -261,7 +261,7 @@ async fn a_job_of_a_disconnected_worker_says_when_it_is_recovered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_of_a_dead_server_says_so() {
+async fn a_job_of_a_dead_server_says_so_on_postgres() {
     let fixture = Fixture::over(open_postgres().await, without_worker()).await;
     let id = fixture.submit(NewJob::new(KIND)).await;
     let now = Timestamp::now();

@@ -30,7 +30,7 @@ async fn partitions_per_node(store: &dyn Store) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_nothing() {
+async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_nothing_on_postgres() {
     let exchange = unique("three");
     let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
     let (store, database) = open_postgres().await;
@@ -72,7 +72,7 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
 }
 
 #[tokio::test]
-async fn a_stopping_relay_releases_its_partitions_immediately() {
+async fn a_stopping_relay_releases_its_partitions_immediately_on_postgres() {
     let exchange = unique("leaving");
     let queue = Queue::bound(&required_variable("FAENA_TEST_RABBITMQ"), &exchange, "#").await;
     let (store, database) = open_postgres().await;
