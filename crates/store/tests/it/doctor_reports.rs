@@ -147,7 +147,7 @@ pub async fn a_repair_has_an_audit_entry(fixture: &Fixture) {
 
 /// Only PostgreSQL has sessions and partitions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_keeps_old_rows_and_missing_partitions_are_reported() {
+async fn a_session_that_keeps_old_rows_and_missing_partitions_are_reported_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let (idle_session, connection) = tokio_postgres::connect(&fixture.url, tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);

@@ -45,7 +45,7 @@ async fn work(fixture: &Fixture, seed: u64, rounds: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn concurrent_nodes_record_complete_events_and_publish_them_in_order() {
+async fn concurrent_nodes_record_complete_events_and_publish_them_in_order_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let other = fixture.reopen(StoreOptions::default()).await;
         let mode = SubscriptionMode::Queue(OnRejected::Skip);
@@ -111,7 +111,7 @@ async fn concurrent_nodes_record_complete_events_and_publish_them_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn switching_events_on_and_off_under_load_costs_no_job() {
+async fn switching_events_on_and_off_under_load_costs_no_job_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let other = fixture.reopen(StoreOptions::default()).await;
         let all_done = AtomicBool::new(false);
@@ -139,7 +139,7 @@ async fn switching_events_on_and_off_under_load_costs_no_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_role_that_does_not_own_the_tables_can_switch_events_on_and_record_them() {
+async fn a_role_that_does_not_own_the_tables_can_switch_events_on_and_record_them_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let role = format!("faena_guest_{}", uuid::Uuid::new_v4().simple());
         run_on(&fixture.url, &format!("CREATE ROLE {role} LOGIN")).await;

@@ -3,7 +3,7 @@
 use crate::{bounds::reclaim, support::*};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_knows_a_reclaimed_lane_submits_to_a_new_one() {
+async fn a_node_that_knows_a_reclaimed_lane_submits_to_a_new_one_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let id = fixture.submit(fixture.job("a", 0)).await;
         let other = fixture.reopen(faena_store::StoreOptions::default()).await;
@@ -22,7 +22,7 @@ async fn a_node_that_knows_a_reclaimed_lane_submits_to_a_new_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lane_is_kept_while_a_transaction_may_bring_jobs_into_it() {
+async fn a_lane_is_kept_while_a_transaction_may_bring_jobs_into_it_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let id = fixture.submit(fixture.job("a", 0)).await;
         let lane = fixture.lane_of(id).await.id;

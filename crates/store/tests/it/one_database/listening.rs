@@ -30,7 +30,7 @@ const PUT: &str =
                        ARRAY[NULL::text], ARRAY['{}'])";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_waits_for_assigned_positions_that_are_not_committed() {
+async fn a_reader_waits_for_assigned_positions_that_are_not_committed_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
         let mut follower = Follower::at_last_position(&*fixture.store).await;
@@ -49,7 +49,7 @@ async fn a_reader_waits_for_assigned_positions_that_are_not_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_event_committed_late_is_skipped_while_many_nodes_write() {
+async fn no_event_committed_late_is_skipped_while_many_nodes_write_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
         let other = fixture.reopen(StoreOptions::default()).await;
@@ -124,7 +124,7 @@ async fn assert_receives_signal(fixture: &Fixture, signals: &mut broadcast::Rece
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_listening_session_that_is_ended_under_load_reconnects_and_signals_every_loop() {
+async fn a_listening_session_that_is_ended_under_load_reconnects_and_signals_every_loop_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
         let other = fixture.reopen(StoreOptions::default()).await;
@@ -153,7 +153,7 @@ async fn a_listening_session_that_is_ended_under_load_reconnects_and_signals_eve
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_listener_connection_is_detected() {
+async fn a_silent_listener_connection_is_detected_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         fixture.store.event_subscribe(vec![subscription(Timestamp::MAX)], fixture.at(0)).await.unwrap();
         let (port, cut) = proxy(&fixture.url).await;

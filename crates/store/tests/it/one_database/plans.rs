@@ -93,7 +93,7 @@ async fn pages_touched(fixture: &Fixture, sql: &str, arguments: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_behind_twenty_thousand_blocked_jobs_touches_few_pages() {
+async fn a_claim_behind_twenty_thousand_blocked_jobs_touches_few_pages_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         assert_limited_claims_use_indexes(fixture, "on fresh tables").await;
         fixture.limit(Scope::Key("*".into()), Some(1), 0).await;
@@ -135,7 +135,7 @@ const BURST: &str = "INSERT INTO job (id, lane, payload)
      INSERT INTO counter (shard, lane, tally, n) VALUES (0, 1, 1, 50000)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_uses_the_index_with_fresh_stale_or_missing_statistics() {
+async fn a_claim_uses_the_index_with_fresh_stale_or_missing_statistics_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         assert_claims_use_indexes(fixture, "on fresh tables").await;
         fixture.database.run("INSERT INTO lane (queue, type, priority) VALUES ('default', 'a', 2)").await;
@@ -161,7 +161,7 @@ async fn a_claim_uses_the_index_with_fresh_stale_or_missing_statistics() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn due_schedules_are_found_by_index_among_a_hundred_thousand() {
+async fn due_schedules_are_found_by_index_among_a_hundred_thousand_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let client = fixture.database.client().await;
         schedules::create(fixture, schedules::every(60_000, "minutely")).await;

@@ -106,7 +106,7 @@ async fn a_task_that_another_connection_has_changed_is_read_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_nodes_change_one_task_alternately() {
+async fn two_nodes_change_one_task_alternately_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let task = new_task(fixture, &ping(fixture).await, json!({}), 0).await;
         let other = fixture.reopen(StoreOptions::default()).await;

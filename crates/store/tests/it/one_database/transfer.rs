@@ -174,7 +174,7 @@ async fn texts(database: &RawDatabase, table: &str, columns: &[(String, String)]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_column_of_every_table_is_moved() {
+async fn every_column_of_every_table_is_moved_on_postgres() {
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         source.open().await.store.close().await;
@@ -224,7 +224,7 @@ async fn every_column_of_every_table_is_moved() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_or_column_that_only_one_database_has_stops_the_move() {
+async fn a_table_or_column_that_only_one_database_has_stops_the_move_on_postgres() {
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         source.fill(1).await;
@@ -241,7 +241,7 @@ async fn a_table_or_column_that_only_one_database_has_stops_the_move() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_interrupted_move_continues_and_no_server_starts_before_its_end() {
+async fn an_interrupted_move_continues_and_no_server_starts_before_its_end_on_postgres() {
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         source.fill(12_000).await;
@@ -282,7 +282,7 @@ async fn an_interrupted_move_continues_and_no_server_starts_before_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_difference_is_noticed_and_the_copy_can_be_discarded() {
+async fn a_difference_is_noticed_and_the_copy_can_be_discarded_on_postgres() {
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         source.fill(10).await;
@@ -302,7 +302,7 @@ async fn a_difference_is_noticed_and_the_copy_can_be_discarded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_source_that_has_changed_is_moved_from_the_beginning_only() {
+async fn a_source_that_has_changed_is_moved_from_the_beginning_only_on_postgres() {
     on_empty_postgres(async |url: &str, _: &RawDatabase| {
         let (source, other) = (Source::new(), Source::new());
         source.fill(10).await;
@@ -324,7 +324,7 @@ async fn a_source_that_has_changed_is_moved_from_the_beginning_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn databases_in_use_and_of_others_are_refused_and_not_changed() {
+async fn databases_in_use_and_of_others_are_refused_and_not_changed_on_postgres() {
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         let refused = async |source: &Source, url: &str| match move_to(source, url, Resume::Continue).await {
@@ -357,7 +357,7 @@ async fn databases_in_use_and_of_others_are_refused_and_not_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_copy_creates_no_event_and_the_next_change_does() {
+async fn the_copy_creates_no_event_and_the_next_change_does_on_postgres() {
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         let fixture = source.open().await;
