@@ -315,7 +315,7 @@ impl Caller {
     }
 }
 
-/// Moves a request out of the futures that handle it: each of them would reserve its size, also while it waits.
+/// Moves a request out of the futures that handle it: each of them would reserve its size, even while it waits.
 fn boxed(request: Request<Incoming>) -> Box<Request<Body>> {
     Box::new(request.map(Body::new))
 }
