@@ -217,7 +217,7 @@ class Worker:
                 self.pause(error)
 
     def register_again(self) -> None:
-        """The server has declared this worker lost, so its session is over."""
+        """The server has declared this worker lost, so its session has ended."""
         self.session_token = None
         try:
             self.register()

@@ -180,7 +180,7 @@ class Worker:
         elif kind == "drain":
             self.draining.set()
         elif kind == "resume" and not self.stopping.is_set():
-            self.draining.clear()  # the drain was cancelled: jobs come again
+            self.draining.clear()  # the drain was cancelled: the server assigns jobs again
         elif kind == "error":
             print("error:", frame["error"], flush=True)
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use faena_process::{Folder, ProcessEnd, Program, Running};
+use faena_process::{Folder, ProcessEnd, Program, RunningProgram};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
@@ -114,11 +114,11 @@ pub async fn run(guard: &Path, spec: CommandSpec<'_>, progress: &Progress, cance
 }
 
 async fn run_guarded(guard: &Path, spec: &CommandSpec<'_>, shared: &Shared<'_>, cancel: &CancellationToken) -> Ending {
-    let Running { stdout, stderr, guard_id, control, mut end } = match faena_process::start(Some(guard), program(spec))
-    {
-        Ok(running) => running,
-        Err(error) => return Ending::Broken(format!("cannot start a process: {error}")),
-    };
+    let RunningProgram { stdout, stderr, guard_id, control, mut end } =
+        match faena_process::start(Some(guard), program(spec)) {
+            Ok(running) => running,
+            Err(error) => return Ending::Broken(format!("cannot start a process: {error}")),
+        };
     let outputs = async { tokio::join!(read(stdout, true, shared), read(stderr, false, shared)) };
     tokio::pin!(outputs);
     let watch = isolation::watch(guard_id, spec.usage);

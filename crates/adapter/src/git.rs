@@ -116,7 +116,7 @@ impl Git {
         command.args(["-c", "core.hooksPath=/dev/null", "-c", "protocol.ext.allow=never", "-c", "gc.auto=0"]);
         command.args(["-c", "commit.gpgSign=false", "-c", "advice.detachedHead=false"]);
         command.args(arguments).current_dir(folder);
-        // The environment of a surrounding call of git must not redirect these calls.
+        // The environment of a surrounding git command must not redirect these calls.
         for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"] {
             command.env_remove(name);
         }

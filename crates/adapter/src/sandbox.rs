@@ -26,7 +26,8 @@ It runs in a fresh checkout of the branch, with an empty home folder and only PA
 Exit code 0 means that the tests passed. Tests that exceed a limit are killed and count as failed.
 
 Example:
-  faena adapter sandbox --workdir sandbox --allow-repository /srv/git --test-command 'make test' --time-limit 10m";
+  faena adapter sandbox --workdir sandbox --allow-repository /srv/git \\
+    --test-command 'make test' --time-limit 10m";
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -38,34 +39,34 @@ pub struct Arguments {
     /// Time limit for the tests
     #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = duration)]
     time_limit: Duration,
-    /// Memory of the tests, all processes together
+    /// Maximum memory of the tests, all processes together
     #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = bytes)]
     max_memory: u64,
-    /// Number of processes of the tests
+    /// Maximum number of processes that the tests may run
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..))]
     max_processes: u64,
     /// Largest file that the tests may write
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = bytes)]
     max_file: u64,
-    /// Output after which the tests are killed
+    /// Maximum output; tests that write more are killed
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     max_output: u64,
-    /// Length of the log in the result: its beginning and its end
+    /// Maximum length of the log in the result; a longer log keeps its beginning and its end
     #[arg(long, value_name = "SIZE", default_value = "32KiB", value_parser = bytes)]
     max_log: u64,
-    /// Network of the tests
+    /// Network access of the tests
     #[arg(long, value_enum, default_value = "auto")]
     network: NetworkChoice,
-    /// Time limit for one call of git
+    /// Time limit for one git command
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     git_limit: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum NetworkChoice {
-    /// No network if the system allows that; the log says so
+    /// No network if the system can isolate the tests, otherwise that of the machine; the log says which
     Auto,
-    /// No network, or the sandbox does not start
+    /// No network; the sandbox does not start if the system cannot isolate the tests
     Off,
     /// The network of the machine
     On,

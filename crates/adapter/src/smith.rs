@@ -22,8 +22,9 @@ use crate::{
 
 pub const HELP: &str = "\
 The commands are lists of words, not shell text; quote a word with spaces, or write a JSON array.
-They run in a git worktree of the task, read their request from standard input, and receive FAENA_TASK_ID, FAENA_PHASE (plan or
-code), FAENA_PROMPT_FILE, FAENA_PLAN_FILE, FAENA_FEEDBACK_FILE, FAENA_REPOSITORY and FAENA_BRANCH.
+They run in a git worktree of the task and read their request from standard input.
+Their environment has FAENA_TASK_ID, FAENA_PHASE (plan or code), FAENA_PROMPT_FILE, FAENA_PLAN_FILE, FAENA_FEEDBACK_FILE, \
+FAENA_REPOSITORY and FAENA_BRANCH.
 The plan command writes the plan to standard output; the code command changes files.
 Exit code 0 is success, 65 a failure without a retry, any other a failure that is retried.
 
@@ -47,13 +48,13 @@ pub struct Arguments {
     /// Time limit for the code command
     #[arg(long, value_name = "DURATION", default_value = "5h", value_parser = duration)]
     code_limit: Duration,
-    /// Time limit for one call of git
+    /// Time limit for one git command
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     git_limit: Duration,
     /// Maximum size of a plan
     #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = bytes)]
     max_plan: u64,
-    /// Output after which a command is killed
+    /// Maximum output; a command that writes more is killed
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     max_output: u64,
     /// Author of the commits
@@ -128,7 +129,7 @@ impl Service for Smith {
             Work::Code { repository, prompt, plan, correction } => {
                 self.code(run, &repository, &prompt, &plan, correction.as_deref()).await
             }
-            Work::Test { .. } => Err(Failure::Final("the smith does not test".into())),
+            Work::Test { .. } => Err(Failure::Final("the smith does not run tests".into())),
         }
     }
 
@@ -154,7 +155,7 @@ impl Smith {
         if plan.is_empty() {
             return Err(Failure::Retry("the plan command wrote no plan to standard output".into()));
         }
-        // A plan changes nothing, whatever its command did.
+        // A plan must not change files, so whatever its command changed is undone.
         tree.reset(&start).await?;
         let plan_id = format!("plan-{}", &derived_id(&[&run.record.item.task, &run.record.item.id])[..8]);
         Ok((PLAN_MADE, json!({"planId": plan_id, "plan": plan})))
@@ -284,7 +285,7 @@ impl Smith {
         written.map_err(|error| Failure::Retry(format!("cannot write the inputs of a command: {error}")))
     }
 
-    /// Writes the message of a commit: the beginning of the prompt, and the task.
+    /// Writes the commit message: the beginning of the prompt, and the task id.
     fn write_message(&self, run: &Run<'_>, prompt: &str, is_correction: bool) -> Result<PathBuf, Failure> {
         let title: String = prompt.lines().next().unwrap_or_default().chars().take(60).collect();
         let title = if title.trim().is_empty() { "Change" } else { title.trim() };
@@ -301,7 +302,7 @@ fn inputs_folder(run: &Run<'_>) -> PathBuf {
     run.records.task_folder(&run.record.item.task).join("inputs")
 }
 
-/// Returns the output of a command that succeeded, or the failure that its end means.
+/// Returns the output of a command that succeeded, or the failure that follows from its exit code or from why it was killed.
 fn check_end(request: Request<'_>, ended: CommandEnd) -> Result<CommandEnd, Failure> {
     let Request { phase, limit, .. } = request;
     let last_line = if ended.last_line.is_empty() { String::new() } else { format!(": {}", ended.last_line) };

@@ -10,8 +10,8 @@ pub fn trim() {
     }
 }
 
-/// Returns the bytes that the process has allocated and not freed. With C libraries other than glibc, which have no such figure, it
-/// returns the largest number.
+/// Returns the bytes that the process has allocated and not freed, or `u64::MAX` with C libraries other than glibc, which do not
+/// report them.
 pub fn allocated_bytes() -> u64 {
     #[cfg(target_env = "gnu")]
     {

@@ -144,7 +144,7 @@ pub fn task_caller() -> ApiResult<TaskCaller> {
     Ok(TaskCaller { actor, identity: access.identity(), groups })
 }
 
-/// Returns the caller if it may decide about approvals, which needs the scope `write`.
+/// Returns the caller if it may decide on approvals, which needs the scope `write`.
 pub fn task_decider() -> ApiResult<Option<TaskCaller>> {
     let may_decide = context::access()?.require(KeyScope::Write).is_ok();
     may_decide.then(task_caller).transpose()

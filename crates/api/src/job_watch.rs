@@ -208,7 +208,7 @@ impl Snapshot {
     }
 }
 
-/// Returns JSON as the lines `data: …` of a server-sent event. Payloads are kept to the letter and can have several lines.
+/// Returns JSON as the lines `data: …` of a server-sent event. Payloads are kept byte for byte and can have several lines.
 fn event_data(json: &str) -> Bytes {
     let mut text = String::with_capacity(json.len() + 8);
     for line in json.split(['\n', '\r']) {

@@ -59,7 +59,7 @@ pub struct Parts {
     pub loopback_only: bool,
     /// Cancelled when the server stops; ends all streams.
     pub closing: CancellationToken,
-    /// Decides about callers without a key.
+    /// Decides what callers without a key may do.
     pub policy: Policy,
     /// Whether every request is logged at `info`.
     pub access_log: bool,
@@ -246,7 +246,7 @@ fn machines() -> Routes {
         .post("/{name}/migrate", AllQueues(Write), rest::task_bulk::migrate, docs::tasks::migrate)
 }
 
-/// A service that takes part in tasks has the scope `worker`: it may see tasks and send them events, but not decide about them.
+/// A service that takes part in tasks has the scope `worker`: it may see tasks and send them events, but not decide on them.
 fn tasks() -> Routes {
     Routes::below("/api/v1/tasks")
         .post("", AllQueues(Write), rest::tasks::create, docs::tasks::create)
@@ -335,7 +335,7 @@ fn webhooks() -> Routes {
         .post("/{id}/redeliver", Webhook(Write), rest::webhooks::redeliver, docs::webhooks::redeliver)
 }
 
-/// Figures of the whole cluster as JSON. A caller that is restricted to queues gets the figures of its queues.
+/// Metrics of the whole cluster as JSON. A caller that is restricted to queues gets the metrics of its queues.
 fn metrics_of_jobs() -> Routes {
     Routes::below("/api/v1/metrics")
         .get("/overview", Scope(Read), rest::metrics::overview, docs::metrics::overview)

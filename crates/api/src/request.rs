@@ -22,7 +22,7 @@ pub async fn read_body(api: &Api, body: Body) -> ApiResult<Bytes> {
 
 /// Reads a body of at most `max_bytes`. Fails if it is larger or incomplete, or takes too long.
 ///
-/// The body occupies the budget of bytes in flight until the last copy of what is returned is dropped.
+/// The body counts against the budget of bytes in flight until the last clone of the returned `Bytes` is dropped.
 pub async fn read_bytes(api: &Api, body: Body, max_bytes: usize) -> ApiResult<Bytes> {
     match tokio::time::timeout(BODY_TIMEOUT, collect(api, body, max_bytes)).await {
         Ok(read) => read,
@@ -47,7 +47,7 @@ pub fn idempotency_key(headers: &HeaderMap, of_body: Option<String>, errors: &mu
     of_body
 }
 
-/// Bytes that occupy the budget until they are dropped.
+/// Bytes that count against the budget until they are dropped.
 struct Charged {
     bytes: Vec<u8>,
     _charge: Charge,

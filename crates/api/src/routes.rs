@@ -22,7 +22,7 @@ use crate::{
     payloads::{self, DocumentedRoute},
 };
 
-/// What a caller needs for a route: a key with the scope, or no key while there are none, and the right queues.
+/// What a caller needs for a route: a key with the scope, unless no keys exist, and access to the queues that it concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
     /// Nothing: health checks, and transports that check the key themselves.

@@ -94,7 +94,7 @@ impl From<SubscribeError> for ApiError {
             SubscribeError::Store(error) => error.into(),
             SubscribeError::TooManySubscribers => {
                 let message =
-                    format!("this node already has {MAX_SUBSCRIBERS} subscribers; use another node or try later");
+                    format!("this node already has {MAX_SUBSCRIBERS} subscribers; use another node or try again later");
                 ApiError::new(ErrorCode::Unavailable, message)
             }
         }

@@ -12,7 +12,7 @@ pub struct Access {
     scopes: Arc<[KeyScope]>,
     /// `None`: all queues.
     queues: Option<Arc<[String]>>,
-    /// Groups of the caller, which may decide about approvals of tasks.
+    /// Groups of the caller, which may decide on approvals of tasks.
     groups: Arc<[String]>,
     sees_payloads: bool,
     is_own_worker: bool,
@@ -21,9 +21,9 @@ pub struct Access {
 /// Why a caller is rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AccessError {
-    /// It is not known who is calling: 401.
+    /// The caller is not authenticated: 401.
     Unauthorized(&'static str),
-    /// The caller is known and may not do this: 403.
+    /// The caller is authenticated but may not do this: 403.
     Forbidden(String),
 }
 

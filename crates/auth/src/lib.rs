@@ -1,8 +1,9 @@
 //! Decides who is calling and what the caller may do, for every transport.
 //!
-//! A caller is an API key, a worker process that this server started ([`OwnToken`]), a person whom a trusted reverse proxy has
-//! authenticated, or, without a key, any program on this machine while there are no keys, and anyone with
-//! `--insecure-no-auth`. Handlers never see the key: they ask the [`Access`] of the request.
+//! A caller is identified by an API key, by the token of a worker process that this server started ([`OwnToken`]), or by the
+//! name of a person whom a trusted reverse proxy has authenticated. While there are no keys, every program on this machine may
+//! call without one; with `--insecure-no-auth`, every program that can connect may. Handlers never see the key: they ask the
+//! [`Access`] of the request.
 
 mod access;
 mod client_address;

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::{Access, AccessError, new_key_text};
 
-/// Settings of the server that decide about callers without a key.
+/// Settings of the server that decide on callers without a key.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     /// Whether callers without a key have full access (`--insecure-no-auth`). A wrong key is rejected all the same.
@@ -71,8 +71,8 @@ impl Policy {
 
     /// Returns the access of a request, or why it has none.
     ///
-    /// A presented key decides alone: a wrong one is rejected even where no key is required, so that a typing error in a
-    /// client's configuration is noticed.
+    /// If the request has a key, nothing else counts. A wrong key is rejected even where no key is required, so that a typing
+    /// error in a client's configuration is noticed.
     pub fn access(
         &self,
         presented: Credentials<'_>,
@@ -194,7 +194,10 @@ mod tests {
         let presented = Credentials { key: Some(text.reveal()), ..from("203.0.113.9") };
         let policy = Policy::default();
         assert_eq!(actor(policy.access(presented, &keys(), NOW)), format!("key ci ({})", text.lookup()));
-        assert!(!policy.access(presented, &keys(), NOW).expect("access").sees_payloads(), "it is without payloads");
+        assert!(
+            !policy.access(presented, &keys(), NOW).expect("access").sees_payloads(),
+            "the key has without_payloads"
+        );
         let later = Timestamp::from_ms(2_000);
         assert_eq!(actor(policy.access(presented, &keys(), later)), "401 this API key has expired");
     }
@@ -234,7 +237,7 @@ mod tests {
         assert_eq!(groups(&policy, "10.0.1.7", Some("ana")), [""; 0], "not a trusted proxy");
         let text = text();
         let with_key = Credentials { key: Some(text.reveal()), ..presented("10.0.0.7", Some("ana")) };
-        let access = policy.access(with_key, &keys(), NOW).expect("the key decides alone");
+        let access = policy.access(with_key, &keys(), NOW).expect("only the key counts");
         assert_eq!(access.groups(), [""; 0], "a key has its own groups");
     }
 }

@@ -51,7 +51,7 @@ impl BrokerUrl {
             secrets.push(raw.to_owned());
             secrets.push(percent_decode(raw));
         }
-        // Short values of parameters are settings, and their letters are in any text.
+        // Short values of parameters are settings, not secrets, and could occur in any text by chance.
         secrets.extend(url.query_pairs().map(|(_, value)| value.into_owned()).filter(|value| value.len() >= 6));
         secrets.retain(|secret| !secret.is_empty());
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));

@@ -1,8 +1,9 @@
 //! Calls to the server, and errors that say what to do.
 
-use std::{fmt, io, process::ExitCode, time::Duration};
+use std::{fmt, process::ExitCode, time::Duration};
 
 use faena::{ApiRequest, Client, Method};
+use faena_domain::outage;
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -88,34 +89,6 @@ impl fmt::Display for CommandError {
             }
             CommandError::Api(error) => f.write_str(&error.with_causes()),
         }
-    }
-}
-
-/// Explains why the server was not reached, with one wording for the HTTP client, the resolver and the TLS library.
-fn outage(error: &faena::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    let mut is_lookup = false;
-    loop {
-        is_lookup |= cause.to_string().contains("dns error");
-        match cause.source() {
-            Some(source) => cause = source,
-            None => break,
-        }
-    }
-    let text = cause.to_string();
-    match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
-        _ if is_lookup => "cannot resolve the host name".to_owned(),
-        Some(io::ErrorKind::ConnectionRefused) => "connection refused".to_owned(),
-        Some(io::ErrorKind::TimedOut) => "no answer in time".to_owned(),
-        Some(io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) => "the connection was closed".to_owned(),
-        Some(io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable) => {
-            "there is no route to it".to_owned()
-        }
-        _ if text.contains("InvalidContentType") => {
-            "the server does not use TLS; write http:// instead of https://".to_owned()
-        }
-        _ if text.contains("UnknownIssuer") => "its TLS certificate is not from a known authority".to_owned(),
-        _ => text,
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List dead-lettered jobs, the latest submitted first
+    /// List dead-lettered jobs, latest submission first
     #[command(after_help = "Example:\n  faena dlq list --type email.send --error 'connection refused'")]
     List(List),
     /// Show a dead-lettered job with the errors of all its runs
@@ -271,7 +271,7 @@ async fn watch_bulk(api: &Api, request: ApiRequest<'_>, action: Action) -> Resul
     };
     let ended = progress::follow_bulk(api, &id.to_string(), answer.matched, action.participle()).await?;
     if let Some(error) = &ended.error {
-        return Err(CommandError::Other(format!("the server gave up after {} jobs: {error}", ended.done)));
+        return Err(CommandError::Other(format!("the server stopped the action after {} jobs: {error}", ended.done)));
     }
     print(&if api.json {
         serde_json::to_string(&ended).map_err(|error| CommandError::Other(error.to_string()))?
@@ -311,6 +311,9 @@ fn describe_bulk(answer: &BulkResponse, participle: &str) -> String {
             table.add_row([job.id.to_string(), job.kind.clone(), job.queue.clone(), error]);
         }
         return format!("{table}\n{matched} would be {participle} (dry run)");
+    }
+    if answer.matched == 0 {
+        return "no dead letters match".into();
     }
     if let (Some(id), Some(n)) = (answer.id, answer.per_second) {
         let verb = if answer.matched == 1 { "is" } else { "are" };

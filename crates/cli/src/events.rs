@@ -69,7 +69,7 @@ pub async fn run(mut arguments: Arguments) -> Result<ExitCode, CommandError> {
     }
 }
 
-/// Whether waiting may help.
+/// Returns whether a retry may help.
 fn is_outage(error: &CommandError) -> bool {
     use faena::Error::{Response, Unreachable};
     let CommandError::Api(error) = error else { return false };

@@ -40,12 +40,11 @@ pub const REJECTED_EVENT: Kind = Kind {
 pub const API_KEY: Kind = Kind { noun: "API key", path: "/api/v1/api-keys", list: "apiKeys", labels: &["name"] };
 
 /// Returns the whole id, given the id or a unique beginning of it.
-///
-/// A text that cannot be the beginning of an id is returned unchanged: the server says what is wrong with it.
 pub async fn resolve(api: &Api, kind: &Kind, text: &str) -> Result<String, CommandError> {
-    if !is_beginning(text) {
+    if is_whole(text) {
         return Ok(text.to_owned());
     }
+    check_beginning(kind, text)?;
     let request = api.get(kind.path).query("limit", CANDIDATES + 1).query_opt("cursor", cursor_after(text));
     let answer: Value = request.send().await?;
     choose(kind, text, answer[kind.list].as_array().map(Vec::as_slice).unwrap_or_default())
@@ -53,9 +52,10 @@ pub async fn resolve(api: &Api, kind: &Kind, text: &str) -> Result<String, Comma
 
 /// Returns the whole id of an entry of a list that was read as a whole.
 pub async fn resolve_in_whole_list(api: &Api, kind: &Kind, text: &str) -> Result<String, CommandError> {
-    if !is_beginning(text) {
+    if is_whole(text) {
         return Ok(text.to_owned());
     }
+    check_beginning(kind, text)?;
     let answer: Value = api.get(kind.path).send().await?;
     choose(kind, text, answer[kind.list].as_array().map(Vec::as_slice).unwrap_or_default())
 }
@@ -75,6 +75,18 @@ pub async fn resolve_opt(api: &Api, kind: &Kind, text: Option<String>) -> Result
         Some(text) => resolve(api, kind, &text).await.map(Some),
         None => Ok(None),
     }
+}
+
+/// Rejects a text that no id begins with.
+fn check_beginning(kind: &Kind, text: &str) -> Result<(), CommandError> {
+    if is_beginning(text) {
+        return Ok(());
+    }
+    let message = format!(
+        "\"{text}\" is not the id of a {}; pass the id, or at least its first {MIN_LENGTH} characters",
+        kind.noun
+    );
+    Err(CommandError::Usage(message))
 }
 
 fn choose(kind: &Kind, text: &str, entries: &[Value]) -> Result<String, CommandError> {
@@ -99,6 +111,11 @@ fn choose(kind: &Kind, text: &str, entries: &[Value]) -> Result<String, CommandE
 /// Returns the cursor of the page that starts with the ids that begin with `text`. `None`: no id can begin like this.
 pub fn cursor_after(text: &str) -> Option<String> {
     beginning(text).map(|digits| dashed(&format!("{digits:f<DIGITS$}")))
+}
+
+fn is_whole(text: &str) -> bool {
+    let digits = text.replace('-', "");
+    digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 pub fn is_beginning(text: &str) -> bool {

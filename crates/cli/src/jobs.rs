@@ -368,8 +368,9 @@ pub fn describe(job: &Job) -> String {
 }
 
 fn log_line(entry: &LogEntry) -> String {
-    let run = entry.run.map(|run| format!(" [run {run}]")).unwrap_or_default();
-    format!("{}  {:<16} {}{run}", entry.timestamp, entry.event, entry.details).trim_end().to_owned()
+    let run = entry.run.map(|run| format!("[run {run}]")).unwrap_or_default();
+    let gap = if entry.details.is_empty() { "" } else { " " };
+    format!("{}  {:<16} {}{gap}{run}", entry.timestamp, entry.event, entry.details).trim_end().to_owned()
 }
 
 /// Returns the text of a page of a log.

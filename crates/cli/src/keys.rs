@@ -21,7 +21,7 @@ pub enum Command {
     /// List API keys, newest first
     #[command(after_help = "Example:\n  faena keys list")]
     List(Connection),
-    /// Give an API key a new secret and show it once; the old one stays valid for a while
+    /// Rotate the secret of an API key; the old secret stays valid for a while
     #[command(after_help = "Example:\n  faena keys rotate 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10 --overlap 1h")]
     Rotate(Rotate),
     /// Revoke an API key immediately and permanently
@@ -61,7 +61,7 @@ pub struct NewKey {
     /// Group that the key belongs to, for approvals of tasks; repeat it, or separate several by commas
     #[arg(long = "group", value_delimiter = ',', value_name = "NAME")]
     pub groups: Vec<String>,
-    /// Hide what jobs and tasks carry from the key: payloads, results, data, logs and errors; only with --scopes read
+    /// Hide payloads, results, data, logs and errors from the key; only with --scopes read
     #[arg(long)]
     pub without_payloads: bool,
     /// When the key expires, such as 2027-12-31T00:00:00Z [default: never]

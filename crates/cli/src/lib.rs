@@ -50,7 +50,7 @@ pub enum Command {
         #[command(subcommand)]
         command: schedules::Command,
     },
-    /// Create, list and follow tasks, and decide about them
+    /// Create, list, follow, approve and reject tasks
     Tasks {
         #[command(subcommand)]
         command: tasks::Command,

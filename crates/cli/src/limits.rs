@@ -10,7 +10,7 @@ use crate::{Api, CommandError, Connection, complete, queues::LimitOptions, table
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List limits with their source and use
+    /// List limits with their source and usage
     #[command(after_help = "Example:\n  faena limits list")]
     List(List),
     /// Set or remove a limit; the value "none" removes it

@@ -33,7 +33,7 @@ pub enum Command {
     /// Register a version of a machine
     #[command(after_help = "Example:\n  faena machines register order.yaml")]
     Register(Register),
-    /// List machines with the number of their tasks
+    /// List machines with their task counts
     #[command(after_help = "Example:\n  faena machines list")]
     List(Connection),
     /// Move tasks to another version of their machine

@@ -32,12 +32,12 @@ pub enum Command {
     Replay(Replay),
     /// Mark a rejected event as resolved, or all that match a filter
     #[command(
-        after_help = "Example:\n  faena outbox resolve 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10 --notes 'sent manually'"
+        after_help = "Example:\n  faena outbox resolve 0199a3c4-7e1b-7c51-9d3e-5a7c2f6b8d10 --notes 'sent by mail'"
     )]
     Resolve(Resolve),
     /// Republish events sent in a time range
     #[command(
-        after_help = "Use it after a broker has lost events.\n\nExample:\n  faena outbox republish --sink bus --from 2026-01-31T12:00:00Z --to 2026-01-31T13:00:00Z"
+        after_help = "Use it after a broker has lost events.\n\nExample:\n  faena outbox republish --sink bus \\\n    --from 2026-01-31T12:00:00Z --to 2026-01-31T13:00:00Z"
     )]
     Republish(Republish),
 }

@@ -25,7 +25,7 @@ static HAS_COLOURS: LazyLock<bool> = LazyLock::new(|| {
 static IS_PAINTED: AtomicBool = AtomicBool::new(false);
 
 /// First of the private-use characters that mark colours until a text is printed. `printable` would remove escape
-/// sequences, so they are written last. If a text from the server has these characters, it is coloured, and nothing else.
+/// sequences, so they are written last. A text from the server that contains these characters is only coloured.
 const FIRST_MARK: u32 = 0xf_0000;
 /// Marks the end of a colour.
 const END_MARK: char = '\u{f00ff}';
@@ -196,7 +196,7 @@ pub fn relative(at: Timestamp) -> String {
     relative_to(at.as_ms(), Timestamp::now().as_ms())
 }
 
-/// Returns an exact time with the relative one behind it: `2026-11-17T16:20:00.000Z (12 s ago)`.
+/// Returns an exact time followed by the relative one: `2026-11-17T16:20:00.000Z (12 s ago)`.
 pub fn exact_and_relative(at: Timestamp) -> String {
     if EXACT_TIMES.load(Ordering::Relaxed) { at.to_string() } else { format!("{at} ({})", relative(at)) }
 }

@@ -58,7 +58,7 @@ pub struct Set {
     name: String,
     #[command(flatten)]
     limit: LimitOptions,
-    /// Whether a job with a higher priority always runs first: true or false
+    /// Whether a job with a higher priority always runs first
     #[arg(long)]
     strict: Option<bool>,
     /// Order of jobs with concurrency keys: key (round robin over the keys) or none (oldest first)

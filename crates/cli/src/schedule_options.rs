@@ -14,10 +14,10 @@ pub struct ScheduleOptions {
     /// Description, shown in lists
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// Due times as a cron expression of 5 or 6 fields, or a shortcut like @daily
+    /// Cron expression with 5 or 6 fields, or a shortcut like @daily
     #[arg(long, value_name = "EXPRESSION", conflicts_with = "every")]
     cron: Option<String>,
-    /// Due times as an interval: 90s, 15m, 6h
+    /// Interval between due times, like 90s, 15m or 6h
     #[arg(long, value_name = "DURATION")]
     every: Option<String>,
     /// Time zone, like Europe/Madrid [default: UTC]
@@ -41,7 +41,7 @@ pub struct ScheduleOptions {
     /// Maximum number of retries of each job [default: 3]
     #[arg(long, value_name = "N")]
     max_retries: Option<u32>,
-    /// Maximum duration of one run: 30s, 5m
+    /// Maximum duration of one run, like 30s or 5m
     #[arg(long, value_name = "DURATION")]
     timeout: Option<String>,
     /// URL to notify when a job finishes
@@ -65,7 +65,7 @@ pub struct ScheduleOptions {
     /// What happens while the previous job is unfinished: allow, skip, queue_one or cancel_previous [default: allow]
     #[arg(long, value_name = "POLICY")]
     overlap: Option<String>,
-    /// Random delay per job, up to this: 30s
+    /// Maximum random delay of each job, like 30s
     #[arg(long, value_name = "DURATION")]
     jitter: Option<String>,
     /// No due times before this time, like 2026-11-15T20:00:00Z
@@ -74,7 +74,7 @@ pub struct ScheduleOptions {
     /// No due times after this time
     #[arg(long, value_name = "TIME")]
     end: Option<String>,
-    /// No due times on a day (2026-12-25), in a range (2026-12-24/2027-01-06) or at a cron expression; repeat for several
+    /// No due times on a day (2026-12-25), in a range (2026-12-24/2027-01-06) or when a cron expression matches; repeat for several
     #[arg(long, value_name = "WHEN")]
     except: Vec<String>,
     /// Stop after N runs

@@ -20,12 +20,12 @@ use crate::{
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List schedules by name
+    /// List schedules, sorted by name
     #[command(after_help = "Example:\n  faena schedules list --active")]
     List(List),
     /// Create a schedule
     #[command(
-        after_help = "Example:\n  faena schedules create --name nightly --cron '0 2 * * *' --timezone Europe/Madrid --job report \\\n    \
+        after_help = "Example:\n  faena schedules create --name nightly --cron '0 2 * * *' \\\n    --timezone Europe/Madrid --job report \\\n    \
                       --payload '{\"day\": \"{{due.date}}\"}' --overlap skip"
     )]
     Create(Create),
@@ -55,7 +55,7 @@ pub enum Command {
     Ticks(Ticks),
     /// Check a schedule and show its next due times, without creating it
     #[command(
-        after_help = "Example:\n  faena schedules validate --name x --cron '0 9 * * 1#1' --timezone America/New_York --job noop"
+        after_help = "Example:\n  faena schedules validate --name x --cron '0 9 * * 1#1' \\\n    --timezone America/New_York --job noop"
     )]
     Validate(Create),
     /// Delete a schedule; its jobs are kept
@@ -212,7 +212,7 @@ async fn path(api: &Api, schedule: &str, rest: &str) -> Result<String, CommandEr
     }
 }
 
-/// How many schedules are searched for an id with a beginning. Their list is not ordered by id.
+/// How many pages of schedules are searched for the beginning of an id. The list is not sorted by id.
 const SEARCHED_PAGES: u64 = 10;
 
 /// Returns the id of the only schedule whose id begins with a text.

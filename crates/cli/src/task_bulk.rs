@@ -12,9 +12,7 @@ use crate::{Api, CommandError, Connection, api::segment, complete, output::count
 #[derive(Subcommand)]
 pub enum Command {
     /// Send an event to every task that matches
-    #[command(
-        after_help = "Example:\n  faena tasks bulk send pay '{\"amount\": 5}' --machine order --state NEW --dry-run"
-    )]
+    #[command(after_help = "Example:\n  faena tasks bulk send pay '{\"amount\": 5}' --machine order --dry-run")]
     Send(SendAll),
     /// Cancel every task that matches
     #[command(after_help = "Example:\n  faena tasks bulk cancel --machine order --tag test --dry-run")]
@@ -22,7 +20,7 @@ pub enum Command {
     /// Pause every task that matches
     #[command(after_help = "Example:\n  faena tasks bulk pause --machine order --per-second 50")]
     Pause(Selection),
-    /// Continue every paused task that matches
+    /// Resume every paused task that matches
     #[command(after_help = "Example:\n  faena tasks bulk resume --machine order")]
     Resume(Selection),
 }
@@ -49,22 +47,22 @@ pub struct CancelAll {
 
 #[derive(Args)]
 pub struct Selection {
-    /// Machine name
+    /// Only tasks of this machine
     #[arg(long, add = complete::machines())]
     machine: Option<String>,
-    /// Version of the machine
+    /// Only tasks of this version of the machine
     #[arg(long)]
     version: Option<u32>,
-    /// State, or part of the path of a nested state
+    /// Only tasks in this state, or in a state inside it
     #[arg(long)]
     state: Option<String>,
-    /// Status: queued, running or paused
+    /// Only tasks with this status: queued, running or paused
     #[arg(long)]
     status: Option<String>,
-    /// Tag
+    /// Only tasks with this tag
     #[arg(long)]
     tag: Option<String>,
-    /// Correlation id
+    /// Only tasks with this correlation id
     #[arg(long)]
     correlation_id: Option<String>,
     /// Confirm that the action applies to every task
@@ -106,7 +104,7 @@ pub struct Migrate {
     /// Version that tasks move to
     #[arg(long)]
     to: u32,
-    /// New state of a state that the new version does not have; repeat it for several
+    /// New state of a state that the new version does not have; repeat for several
     #[arg(long = "map", value_name = "OLD=NEW")]
     map: Vec<String>,
     /// Enter the new states without their entry actions
@@ -145,6 +143,10 @@ async fn act(action: &str, mut body: Value, selection: Selection) -> Result<Exit
     let mut filter: Map<String, Value> =
         texts.into_iter().filter_map(|(name, text)| Some((name.to_owned(), Value::String(text?)))).collect();
     filter.extend(selection.version.map(|version| ("version".to_owned(), json!(version))));
+    if filter.is_empty() && !selection.all {
+        let message = "missing a filter: --machine, --version, --state, --status, --tag, --correlation-id, or --all";
+        return Err(CommandError::Usage(message.into()));
+    }
     body["filter"] = Value::Object(filter);
     body["all"] = json!(selection.all);
     selection.bulk_options.add_to(&mut body);
@@ -195,7 +197,10 @@ fn describe(answer: &Answer, action: &str) -> String {
         return format!("{table}\n{} (dry run)", sentence(action, "would be", &matched));
     }
     if let (Some(id), Some(rate)) = (&answer.id, answer.per_second) {
-        return format!("{}, {rate} per second (bulk action {id})", sentence(action, "being", &matched));
+        return format!(
+            "{}, {rate} per second (bulk action {id})",
+            sentence(action, if answer.matched == 1 { "is being" } else { "are being" }, &matched)
+        );
     }
     format!("{}{}", sentence(action, "", &count(answer.done, "task")), skipped(answer.skipped))
 }
@@ -204,7 +209,7 @@ fn describe(answer: &Answer, action: &str) -> String {
 fn sentence(action: &str, verb: &str, tasks: &str) -> String {
     let verb = if verb.is_empty() { String::new() } else { format!("{verb} ") };
     match action {
-        "send" => format!("event {verb}sent to {tasks}"),
+        "send" => format!("event {}sent to {tasks}", verb.replace("are ", "is ")),
         "cancel" => format!("{tasks} {verb}cancelled"),
         "pause" => format!("{tasks} {verb}paused"),
         _ => format!("{tasks} {verb}resumed"),

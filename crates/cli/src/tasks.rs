@@ -47,10 +47,10 @@ pub enum Command {
     Send(Send),
     /// Start a new task from a point in the history of a task
     #[command(
-        after_help = "Example:\n  faena tasks fork 018f3c5e-7b1a-7000-8000-0000000000aa --at 3 --data '{\"amount\": 7}'"
+        after_help = "Example:\n  faena tasks fork 018f3c5e-7b1a-7000-8000-0000000000aa --at 3 \\\n    --data '{\"amount\": 7}'"
     )]
     Fork(Fork),
-    /// Act on every task that matches
+    /// Act on every task that matches a filter
     #[command(subcommand)]
     Bulk(task_bulk::Command),
     /// Approve what a task waits for
@@ -65,7 +65,7 @@ pub enum Command {
     /// Pause a task and its timers
     #[command(after_help = "Example:\n  faena tasks pause 018f3c5e-7b1a-7000-8000-0000000000aa")]
     Pause(TaskArguments),
-    /// Continue a paused task
+    /// Resume a paused task
     #[command(after_help = "Example:\n  faena tasks resume 018f3c5e-7b1a-7000-8000-0000000000aa")]
     Resume(TaskArguments),
 }
@@ -90,7 +90,7 @@ pub struct Create {
     /// Return the existing task if the same one was created with this key
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Tag to search for; repeat it for several
+    /// Tag to search for; repeat for several
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
     #[command(flatten)]
@@ -99,16 +99,16 @@ pub struct Create {
 
 #[derive(Args)]
 pub struct List {
-    /// Machine name
+    /// Only tasks of this machine
     #[arg(long, add = complete::machines())]
     machine: Option<String>,
-    /// State, or part of the path of a nested state
+    /// Only tasks in this state, or in a state inside it
     #[arg(long)]
     state: Option<String>,
-    /// Status: queued, running, paused, completed, failed or cancelled
+    /// Only tasks with this status: queued, running, paused, completed, failed or cancelled
     #[arg(long)]
     status: Option<String>,
-    /// Tag
+    /// Only tasks with this tag
     #[arg(long)]
     tag: Option<String>,
     /// Only tasks that wait for a decision
@@ -290,13 +290,13 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
             if let Some(id) = send.event_id {
                 body["metadata"] = json!({"traceId": id});
             }
-            api.show(api.post(&path(&id, "/events")).json(&body), answer).await
+            api.show(api.post(&path(&id, "/events")).json(&body), |response| answer(response, "applied")).await
         }
-        Command::Approve(decide) => decision(decide, "approve").await,
-        Command::Reject(decide) => decision(decide, "reject").await,
-        Command::Cancel(task) => act(task, "cancel").await,
-        Command::Pause(task) => act(task, "pause").await,
-        Command::Resume(task) => act(task, "resume").await,
+        Command::Approve(decide) => decision(decide, "approve", "approved").await,
+        Command::Reject(decide) => decision(decide, "reject", "rejected").await,
+        Command::Cancel(task) => act(task, "cancel", "cancelled").await,
+        Command::Pause(task) => act(task, "pause", "paused").await,
+        Command::Resume(task) => act(task, "resume", "resumed").await,
     }
 }
 
@@ -347,19 +347,21 @@ async fn list_tasks(list: List) -> Result<ExitCode, CommandError> {
     api.show(api.get(&query), tasks_table).await
 }
 
-async fn decision(decide: Decide, action: &str) -> Result<ExitCode, CommandError> {
+async fn decision(decide: Decide, action: &str, participle: &str) -> Result<ExitCode, CommandError> {
     let (api, id) = open(&decide.connection, &decide.id).await?;
     let body = json!({"comment": decide.comment, "hash": decide.hash});
     let body: Map<String, Value> = match body {
         Value::Object(fields) => fields.into_iter().filter(|(_, value)| !value.is_null()).collect(),
         _ => Map::new(),
     };
-    api.show(api.post(&path(&id, &format!("/{action}"))).json(&Value::Object(body)), answer).await
+    let request = api.post(&path(&id, &format!("/{action}"))).json(&Value::Object(body));
+    api.show(request, |response| answer(response, participle)).await
 }
 
-async fn act(task: TaskArguments, action: &str) -> Result<ExitCode, CommandError> {
+async fn act(task: TaskArguments, action: &str, participle: &str) -> Result<ExitCode, CommandError> {
     let (api, id) = open(&task.connection, &task.id).await?;
-    api.show(api.post(&path(&id, &format!("/{action}"))).json(&json!({})), answer).await
+    let request = api.post(&path(&id, &format!("/{action}"))).json(&json!({}));
+    api.show(request, |response| answer(response, participle)).await
 }
 
 /// Returns the server and the whole id of a task.
@@ -380,10 +382,12 @@ pub fn object(text: &str, what: &str) -> Result<Value, CommandError> {
     }
 }
 
-fn answer(answer: &Answer) -> String {
+/// Describes what became of an event; `participle` says what it has done if it was applied.
+fn answer(answer: &Answer, participle: &str) -> String {
+    let outcome = if answer.outcome == Outcome::Applied { participle } else { answer.outcome.as_str() };
     let reason = answer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let duplicate = if answer.duplicate { " (duplicate)" } else { "" };
-    format!("{}{reason}{duplicate}\nstate  {}", answer.outcome.as_str(), answer.state)
+    format!("{outcome}{reason}{duplicate}\nstate  {}", answer.state)
 }
 
 fn tasks_table(list: &TaskList) -> String {

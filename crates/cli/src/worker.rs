@@ -33,7 +33,7 @@ pub struct Arguments {
     #[arg(long = "queue", value_name = "QUEUE", add = crate::complete::queues())]
     queues: Vec<String>,
     /// Maximum number of jobs that run concurrently
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: u32,
     /// Display name
     #[arg(long)]

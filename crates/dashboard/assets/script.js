@@ -9,44 +9,47 @@
   const main = document.getElementById("main");
 
   // Times: ages count up, and everything else is shown in the zone of the browser.
-  const units = [[86400000, "d", 172800000], [3600000, "h", 7200000], [60000, "min", 120000]];
+  // Each unit, with the next smaller one and the length from which that one is left out.
+  const units = [[86400000, "d", 3600000, "h", 864000000], [3600000, "h", 60000, "min", 86400000], [60000, "min", 1000, "s", 600000]];
   const decimal = (n) => n.toFixed(1).replace(/\.0$/, "").replace(".", spanish ? "," : ".");
   const duration = (ms) => {
-    for (const [size, name, from] of units) if (ms >= from) return `${Math.floor(ms / size)} ${name}`;
+    for (const [size, name, small, smallName, until] of units) {
+      if (ms < size) continue;
+      const rest = ms < until ? Math.floor((ms % size) / small) : 0;
+      return `${Math.floor(ms / size)} ${name}${rest ? ` ${rest} ${smallName}` : ""}`;
+    }
     if (ms >= 10000) return `${Math.floor(ms / 1000)} s`;
     return ms >= 1000 ? `${decimal(ms / 1000)} s` : `${Math.max(0, Math.floor(ms))} ms`;
   };
+  const until = (ms) => (ms < 1000 ? (spanish ? "ahora" : "now") : duration(ms));
   const relative = (ms) => {
     const text = duration(Math.abs(ms));
+    if (Math.abs(ms) < 1000) return until(0);
     if (spanish) return ms >= 0 ? `dentro de ${text}` : `hace ${text}`;
     return ms >= 0 ? `in ${text}` : `${text} ago`;
   };
   const two = (n) => String(n).padStart(2, "0");
   const clock = (d) => `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}.${String(d.getMilliseconds()).padStart(3, "0")}`;
-  const moment = (d) => `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${two(d.getHours())}:${two(d.getMinutes())}`;
+  const moment = (d) => `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${clock(d).slice(0, 8)}`;
   const instant = (d) => `${d.toDateString() === new Date().toDateString() ? "" : `${moment(d).slice(0, 10)} `}${clock(d).slice(0, 8)}`;
   const showTimes = (within) => {
     for (const element of within.querySelectorAll("time[data-as]")) {
       const at = new Date(element.dateTime);
       if (Number.isNaN(at.getTime())) continue;
       const kind = element.dataset.as;
-      const text = kind === "age" ? duration(Date.now() - at) : kind === "relative" ? relative(at - Date.now()) : kind === "clock" ? clock(at) : kind === "instant" ? instant(at) : moment(at);
+      const text = kind === "age" ? duration(Date.now() - at) : kind === "until" ? until(at - Date.now()) : kind === "relative" ? relative(at - Date.now()) : kind === "clock" ? clock(at) : kind === "instant" ? instant(at) : moment(at);
       if (element.textContent !== text) element.textContent = text;
       if (!element.dataset.local) {
         element.dataset.local = "1";
         element.title = `${at.toLocaleString(root.lang, { dateStyle: "medium", timeStyle: "long" })}\n${element.title}`;
       }
     }
-    // The axes of charts have times of today or yesterday in UTC, which differ from those of the zone by the same minutes.
-    for (const label of within.querySelectorAll(".chart text:not([data-local])")) {
-      const time = /^(\d\d):(\d\d)$/.exec(label.textContent.trim());
-      if (!time) continue;
-      const at = new Date();
-      at.setUTCHours(Number(time[1]), Number(time[2]));
-      label.dataset.local = "1";
-      label.textContent = `${two(at.getHours())}:${two(at.getMinutes())}`;
+    for (const label of within.querySelectorAll(".chart text[data-at]")) {
+      const at = new Date(label.dataset.at);
+      const day = label.dataset.as === "day" ? `${at.toLocaleDateString(root.lang, { weekday: "short" })} ` : "";
+      label.textContent = `${day}${clock(at).slice(0, 5)}`;
     }
-    for (const zone of within.querySelectorAll("[data-utc]")) zone.remove();
+    for (const zone of within.querySelectorAll("[data-zone]")) zone.textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
   };
 
   // Live: the server sends the page again when it has changed. What is being typed, selected or read stays as it is.
@@ -212,9 +215,12 @@
   }
 
   // On a narrow screen the pages are a row that scrolls.
-  const bar = document.querySelector(".side-inner");
+  const bar = document.getElementById("navigation");
   const current = bar && bar.querySelector("a[aria-current]");
-  if (current && current.offsetLeft + current.offsetWidth > bar.clientWidth) bar.scrollLeft = current.offsetLeft - 48;
+  if (current) {
+    const [inner, outer] = [current.getBoundingClientRect(), bar.getBoundingClientRect()];
+    if (inner.right > outer.right) bar.scrollLeft = inner.left - outer.left - 48;
+  }
   showTimes(document);
   countSelected();
   setInterval(() => { showTimes(document); show(); }, 1000);

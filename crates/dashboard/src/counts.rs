@@ -14,14 +14,30 @@ impl Texts {
         if number == 1 { format!("1 {one}") } else { format!("{count} {several}") }
     }
 
+    /// Says that only the last runs are drawn.
+    pub fn last_runs(&self, shown: usize, total: &str) -> String {
+        match self.language() {
+            Language::English => format!("last {shown} of {total} runs"),
+            Language::Spanish => format!("últimas {shown} de {total} ejecuciones"),
+        }
+    }
+
     pub fn jobs_count(&self, count: String, number: u64) -> String {
         self.counted(&count, number, ["job", "jobs"], ["trabajo", "trabajos"])
+    }
+
+    pub fn more_types_count(&self, count: String, number: u64) -> String {
+        self.counted(&count, number, ["more type", "more types"], ["tipo más", "tipos más"])
     }
 
     /// Says how many jobs an action has changed.
     pub fn changed_jobs_count(&self, count: String, number: u64) -> String {
         let spanish = ["trabajo modificado", "trabajos modificados"];
         self.counted(&count, number, ["job changed", "jobs changed"], spanish)
+    }
+
+    pub fn scheduled_count(&self, count: String, number: u64) -> String {
+        self.counted(&count, number, ["scheduled", "scheduled"], ["programado", "programados"])
     }
 
     pub fn slots_count(&self, count: String, number: u64) -> String {
@@ -46,6 +62,12 @@ impl Texts {
     pub fn approvals_count(&self, count: String, number: u64) -> String {
         let spanish = ["aprobación pendiente", "aprobaciones pendientes"];
         self.counted(&count, number, ["approval waiting", "approvals waiting"], spanish)
+    }
+
+    /// Says how many attempts a job may have that has had none.
+    pub fn attempts_allowed(&self, number: u64) -> String {
+        let spanish = ["intento como máximo", "intentos como máximo"];
+        self.counted(&number.to_string(), number, ["attempt at most", "attempts at most"], spanish)
     }
 
     pub fn decisions_needed(&self, number: u64) -> String {

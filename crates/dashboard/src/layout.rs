@@ -89,6 +89,7 @@ pub async fn frame(State(_): State<Dashboard>, viewer: Viewer, request: Request,
 struct ErrorPage<'a> {
     t: &'static Texts,
     base: &'a str,
+    title: &'a str,
     status: u16,
     message: &'a str,
 }
@@ -100,8 +101,9 @@ async fn error_response(viewer: &Viewer, failure: Failure) -> Response {
         return session::redirect(viewer, &format!("/login?{query}"), None);
     }
     let t = viewer.texts();
-    let page = ErrorPage { t, base: viewer.base(), status: failure.status.as_u16(), message: &failure.message };
-    match Page::new(t.something_is_wrong, "", &page) {
+    let title = if failure.status == StatusCode::NOT_FOUND { t.not_found } else { t.something_is_wrong };
+    let page = ErrorPage { t, base: viewer.base(), title, status: failure.status.as_u16(), message: &failure.message };
+    match Page::new(title, "", &page) {
         Ok(page) => complete(viewer, page.with_status(failure.status)).await,
         Err(_) => (failure.status, failure.message).into_response(),
     }

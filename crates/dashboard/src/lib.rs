@@ -11,6 +11,7 @@ mod call;
 mod charts;
 mod content;
 mod counts;
+mod details;
 mod error;
 mod form;
 mod format;
@@ -20,6 +21,7 @@ mod markup;
 mod pages;
 mod prose;
 mod query;
+mod reasons;
 mod session;
 mod table;
 mod texts;
@@ -31,16 +33,19 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Router,
+    body::Body,
     extract::Request,
-    http::{HeaderName, HeaderValue, Uri, header},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
-    response::Response,
+    response::{IntoResponse, Response},
     routing::get,
 };
 use tokio_util::sync::CancellationToken;
-use tower::{Layer, util::MapRequestLayer};
+use tower::{Layer, ServiceExt, util::MapRequestLayer};
 
 use call::InProcess;
+use error::Failure;
+use viewer::Viewer;
 
 /// Settings of the pages.
 #[derive(Clone, Debug, Default)]
@@ -82,19 +87,44 @@ pub fn router(config: DashboardConfig, api: Router, closing: CancellationToken) 
         .merge(session::routes())
         .layer(middleware::from_fn_with_state(dashboard.clone(), layout::frame))
         .layer(middleware::from_fn(protect));
+    let missing = Router::new()
+        .fallback(async |viewer: Viewer| Failure::not_found(viewer.texts().no_such_page))
+        .layer(middleware::from_fn_with_state(dashboard.clone(), layout::frame))
+        .layer(middleware::from_fn(protect))
+        .with_state(dashboard.clone());
     let renderer = live::Renderer(framed.clone().with_state(dashboard.clone()));
     let pages = framed
         .layer(tower_http::compression::CompressionLayer::new())
         .merge(assets::routes())
         .route("/live", get(live::stream).layer(Extension(renderer)))
         .with_state(dashboard)
-        .fallback_service(api);
+        .fallback(move |request| api_or_missing_page(api, missing, request));
     if base_path.is_empty() {
         return pages;
     }
     // A layer of a router runs after the route is chosen, so the path is changed before the router sees it.
     let strip = move |request| without_base_path(request, &base_path);
     Router::new().fallback_service(MapRequestLayer::new(strip).layer(pages))
+}
+
+/// Answers a request that is for no page. If the API has nothing there either, a browser gets a page that says so.
+async fn api_or_missing_page(api: Router, missing: Router, request: Request) -> Response {
+    let accepts_html = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains("text/html"));
+    let is_browser = request.method() == Method::GET
+        && !request.uri().path().starts_with("/api/")
+        && request.headers().get(header::ACCEPT).is_some_and(accepts_html);
+    let again = is_browser.then(|| {
+        let mut again = Request::new(Body::empty());
+        *again.uri_mut() = request.uri().clone();
+        *again.headers_mut() = request.headers().clone();
+        *again.extensions_mut() = request.extensions().clone();
+        again
+    });
+    let Ok(response) = api.oneshot(request).await;
+    match again {
+        Some(again) if response.status() == StatusCode::NOT_FOUND => missing.oneshot(again).await.into_response(),
+        _ => response,
+    }
 }
 
 /// Removes the base path. A proxy that has removed it already sends requests without it.

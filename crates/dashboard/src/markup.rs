@@ -16,6 +16,10 @@ impl Markup {
         Markup(template.render().unwrap_or_default())
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Wraps SVG that this program drew.
     pub fn drawing(svg: String) -> Markup {
         Markup(svg)
@@ -30,7 +34,8 @@ impl fmt::Display for Markup {
 
 impl askama::filters::HtmlSafe for Markup {}
 
-/// Visual style of a state: a colour and a shape, the same on every page.
+/// Visual style of a state: a colour and a shape, the same on every page. The first seven are those of jobs, and of tasks,
+/// steps and webhooks, which mean the same by them. Everything else has the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StateStyle {
     Queued,
@@ -40,24 +45,39 @@ pub enum StateStyle {
     Retrying,
     Failed,
     Cancelled,
+    /// Works as it should: a schedule that is active, a worker that is ready.
+    On,
+    /// Works right now: a worker that is busy.
+    Busy,
+    /// Starts or stops.
+    Changing,
+    Paused,
+    /// Does nothing, because a person or its end wants it so.
+    Off,
+    /// A person may want to know.
+    Warning,
+    /// A person must act.
+    Problem,
 }
 
 impl StateStyle {
     /// Returns the style of a state of a job, a worker, a task, a webhook or a check.
     pub fn of(state: &str) -> StateStyle {
         match state {
-            "QUEUED" | "queued" | "Ready" => StateStyle::Queued,
-            "PENDING" | "WAITING" | "pending" | "waiting" | "Creating" | "Connecting" | "deferred" => {
-                StateStyle::Waiting
-            }
-            "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "Busy" | "SENDING" => StateStyle::Running,
-            "COMPLETED" | "completed" | "healthy" | "DELIVERED" | "triggered" | "applied" | "closed" | "up"
-            | "fired" => StateStyle::Completed,
-            "RETRYING" | "retrying" | "degraded" | "Draining" | "half_open" | "paused" | "missed" => {
-                StateStyle::Retrying
-            }
-            "FAILED" | "failed" | "unhealthy" | "open" | "down" | "dead" | "rejected" => StateStyle::Failed,
-            _ => StateStyle::Cancelled,
+            "QUEUED" | "queued" => StateStyle::Queued,
+            "PENDING" | "WAITING" => StateStyle::Waiting,
+            "SCHEDULED" | "ASSIGNED" | "PROCESSING" | "running" | "SENDING" => StateStyle::Running,
+            "COMPLETED" | "completed" | "DELIVERED" => StateStyle::Completed,
+            "RETRYING" => StateStyle::Retrying,
+            "FAILED" | "failed" => StateStyle::Failed,
+            "CANCELLED" | "cancelled" => StateStyle::Cancelled,
+            "Ready" | "healthy" | "fired" | "triggered" => StateStyle::On,
+            "Busy" => StateStyle::Busy,
+            "Creating" | "Connecting" | "Draining" | "Terminating" => StateStyle::Changing,
+            "paused" => StateStyle::Paused,
+            "degraded" | "missed" => StateStyle::Warning,
+            "unhealthy" => StateStyle::Problem,
+            _ => StateStyle::Off,
         }
     }
 
@@ -70,6 +90,10 @@ impl StateStyle {
             StateStyle::Retrying => "retry",
             StateStyle::Failed => "failed",
             StateStyle::Cancelled => "cancelled",
+            StateStyle::On | StateStyle::Busy => "active",
+            StateStyle::Changing | StateStyle::Paused | StateStyle::Off => "neutral",
+            StateStyle::Warning => "warning",
+            StateStyle::Problem => "problem",
         }
     }
 
@@ -87,6 +111,16 @@ impl StateStyle {
             }
             StateStyle::Failed => r#"<path d="M2 2 8 8M8 2 2 8" fill="none" stroke-width="1.9"/>"#,
             StateStyle::Cancelled => r#"<path d="M1.8 5H8.2" fill="none" stroke-width="1.9"/>"#,
+            StateStyle::On => r#"<circle cx="5" cy="5" r="3.4" stroke="none"/>"#,
+            StateStyle::Busy => r#"<rect x="1.8" y="1.8" width="6.4" height="6.4" rx="1" stroke="none"/>"#,
+            StateStyle::Changing => r#"<path d="M5 1 9 5 5 9 1 5z" stroke="none"/>"#,
+            StateStyle::Paused => r#"<path d="M3.2 1.8V8.2M6.8 1.8V8.2" fill="none" stroke-width="1.9"/>"#,
+            StateStyle::Off => {
+                r#"<rect x="1.8" y="1.8" width="6.4" height="6.4" rx="1" fill="none" stroke-width="1.4"/>"#
+            }
+            StateStyle::Warning | StateStyle::Problem => {
+                r#"<path d="M5 1V6M5 7.6V9.3" fill="none" stroke-width="1.9"/>"#
+            }
         }
     }
 }
@@ -174,6 +208,11 @@ mod tests {
         for (index, style) in styles.iter().enumerate() {
             assert!(!styles[..index].contains(style), "{style:?} stands for two states");
         }
+        let others = ["Ready", "Busy", "Draining", "Terminated", "fired", "missed", "skipped", "healthy", "unhealthy"];
+        assert!(
+            others.iter().all(|state| !styles.contains(&StateStyle::of(state))),
+            "a style of jobs is used elsewhere"
+        );
     }
 
     #[test]

@@ -21,7 +21,7 @@ const ID_CHARS: usize = 36;
 const TIME_CHARS: usize = 24;
 
 /// Returns a sentence in which times are shown in the viewer's zone and ids are links. An id after "worker", "task" or
-/// "job" links to that page, and any other id links to a job if `jobs` contains it.
+/// "job", in English or Spanish, links to that page, and any other id links to a job if `jobs` contains it.
 pub fn prose(viewer: &Viewer, text: &str, jobs: &[String]) -> Markup {
     let mut parts = Vec::new();
     let (mut shown, mut at) = (0, 0);
@@ -54,9 +54,9 @@ fn mention(viewer: &Viewer, text: &str, at: usize, jobs: &[String]) -> Option<(M
     }
     let id = text.get(at..at + ID_CHARS).filter(|id| is_id(id))?;
     let page = match text[..at].trim_end_matches(['"', ' ']).rsplit(' ').next() {
-        Some("worker") => "workers",
-        Some("task") => "tasks",
-        Some("job") => "jobs",
+        Some("worker" | "Worker" | "(worker") => "workers",
+        Some("task" | "Task" | "tarea") => "tasks",
+        Some("job" | "Job" | "trabajo") => "jobs",
         _ if jobs.iter().any(|job| job == id) => "jobs",
         _ => return None,
     };

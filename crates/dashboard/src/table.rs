@@ -34,6 +34,17 @@ pub struct Cell {
     title: String,
 }
 
+impl Table {
+    /// Leaves out a column.
+    pub fn without_column(mut self, index: usize) -> Table {
+        self.columns.remove(index);
+        for row in &mut self.rows {
+            row.cells.remove(index);
+        }
+        self
+    }
+}
+
 /// Returns a column of text.
 pub fn text_column(title: &'static str) -> Column {
     Column { title, class: "" }
@@ -78,6 +89,14 @@ pub fn anchor(href: &str, text: &str) -> Markup {
     Markup::of(&Anchor { class: "", href, text })
 }
 
+/// The second line of a row in a narrow table: a state, and what there is to say about it.
+#[derive(Template)]
+#[template(ext = "html", source = "{{ state }} {{ fact }}")]
+pub struct StateAndFact<'a> {
+    pub state: &'a Markup,
+    pub fact: &'a Markup,
+}
+
 #[derive(Template)]
 #[template(ext = "html", source = r#"{{ content }}<span class="note">{{ note }}</span>"#)]
 struct Noted<'a> {
@@ -113,6 +132,12 @@ impl Cell {
     /// Adds a second line, which narrow tables show instead of the hidden column with the same value.
     pub fn note(mut self, note: &Markup) -> Cell {
         self.content = Markup::of(&Noted { content: &self.content, note });
+        self
+    }
+
+    /// Sets the text on hover.
+    pub fn titled(mut self, title: &str) -> Cell {
+        title.clone_into(&mut self.title);
         self
     }
 

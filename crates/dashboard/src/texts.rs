@@ -52,11 +52,14 @@ texts! {
     pages: "Pages", "Páginas";
     skip_to_content: "Skip to the content", "Ir al contenido";
     something_is_wrong: "Something is wrong", "Algo no va bien";
+    not_found: "Not found", "No encontrado";
+    no_such_page: "There is no page at this address.", "No hay ninguna página en esta dirección.";
     live: "live", "en directo";
     not_live: "not live", "sin conexión en directo";
     theme_auto: "System", "Sistema";
     theme_light: "Light", "Claro";
     theme_dark: "Dark", "Oscuro";
+    preferences: "Language and theme", "Idioma y tema";
     log_in: "Log in", "Iniciar sesión";
     log_in_help: "Enter an API key with the scope read. Create one with: faena keys create NAME --scopes admin", "Introduce una clave de API con el permiso read. Para crear una: faena keys create NOMBRE --scopes admin";
     log_out: "Log out", "Cerrar sesión";
@@ -107,13 +110,17 @@ texts! {
     breaker_open: "Circuit open for worker", "Circuito abierto del worker";
     schedule_late: "Schedule is late:", "Planificación con retraso:";
     loop_not_healthy: "Loop is not healthy:", "Bucle con problemas:";
+    no_worker_for: "No worker runs", "Ningún worker ejecuta";
     queue_paused: "Queue is paused:", "Cola en pausa:";
     waiting_word: "waiting", "en espera";
     waiting: "Waiting", "En espera";
+    ready: "Ready to run", "Listos para ejecutarse";
+    ready_title: "Ready", "Listos";
     nothing_queued: "nothing queued", "nada en cola";
     running: "Running", "En ejecución";
     finished_per_minute: "Finished per minute", "Terminados por minuto";
-    completed_recently: "completed in the last hour", "con éxito en la última hora";
+    average_of_minutes: "average of 5 min", "media de 5 min";
+    in_the_last_hour: "in the last hour", "en la última hora";
     failed_recently: "Failed, last hour", "Fallidos, última hora";
     last_hour: "last hour", "última hora";
     nothing_finished: "No job has finished in the last hour.", "Ningún trabajo ha terminado en la última hora.";
@@ -143,6 +150,7 @@ texts! {
     attempts: "Attempts", "Intentos";
     attempt_word: "attempt", "intento";
     error: "Error", "Error";
+    last_error: "last error:", "último error:";
     error_or_progress: "Error or progress", "Error o progreso";
     age: "Age", "Edad";
     ready_to_run: "ready to run", "listo para ejecutarse";
@@ -178,15 +186,18 @@ texts! {
     priority_title: "Priority", "Prioridad";
     next_attempt_in: "next attempt in", "próximo intento dentro de";
     next_attempt: "Next attempt", "Próximo intento";
+    due_now: "due now", "ya toca";
     why_not_running: "Why is it not running?", "¿Por qué no se ejecuta?";
     why_running: "Why is it not finished?", "¿Por qué no ha terminado?";
     why_failed: "Why did it fail?", "¿Por qué ha fallado?";
+    why_cancelled: "Why was it cancelled?", "¿Por qué se canceló?";
+    requested_by: "requested by", "lo pidió";
     timeline: "Timeline", "Cronología";
     now: "now", "ahora";
     steps: "Steps", "Pasos";
     steps_help: "kept across attempts", "se conservan entre intentos";
     step_done: "Done", "Hecho";
-    errors_of_runs: "Errors of earlier runs", "Errores de ejecuciones anteriores";
+    errors_of_runs: "Errors of earlier attempts", "Errores de intentos anteriores";
     log: "Log", "Registro";
     oldest_first: "oldest first", "primero los más antiguos";
     newest_first: "newest first", "primero los más recientes";
@@ -210,6 +221,7 @@ texts! {
     expires: "Expires", "Caduca";
     finished: "Finished", "Terminado";
     run: "Run", "Ejecución";
+    run_number: "Run number", "N.º de ejecución";
     worker: "Worker", "Worker";
     schedule: "Schedule", "Planificación";
     time_limit: "Time limit", "Tiempo máximo";
@@ -226,13 +238,22 @@ texts! {
     deleted: "Deleted", "Eliminado";
     event: "Event", "Evento";
     tags: "Tags", "Etiquetas";
+    tag: "Tag", "Etiqueta";
+    text: "Text", "Texto";
+    created_after: "Submitted after", "Enviado después de";
+    created_before: "Submitted before", "Enviado antes de";
     more: "more", "más";
     tags_help: "Tags, separated by commas", "Etiquetas, separadas por comas";
     name_or_type: "Name (type) of the job", "Nombre (tipo) del trabajo";
 
     // Queues and limits
     by_priority: "By priority", "Por prioridad";
-    per_minute: "Per min", "Por min";
+    per_minute: "Runs/min", "Ejec./min";
+    per: "per", "por";
+    second: "second", "segundo";
+    minute: "minute", "minuto";
+    hour: "hour", "hora";
+    day: "day", "día";
     settings: "Settings", "Ajustes";
     no_queues: "There are no queues yet. A queue exists once a job names it:", "Todavía no hay colas. Una cola existe desde que un trabajo la nombra:";
     paused: "paused", "en pausa";
@@ -258,10 +279,16 @@ texts! {
     reached: "Reached", "Alcanzado";
     no_limits: "There are no limits.", "No hay límites.";
     set_limit: "Set a limit", "Fijar un límite";
+    empty_is_unlimited: "an empty field means no limit", "un campo vacío significa sin límite";
+    rate_help: "Rate, like 100/1m", "Ritmo, como 100/1m";
+    remove: "Remove", "Quitar";
+    remove_limit_question: "Remove the limit of", "¿Quitar el límite de";
+    limit_was_removed: "The limit was removed; what the configuration says applies again.", "Se quitó el límite; vuelve a valer lo que dice la configuración.";
 
     // Schedules
     rule: "Rule", "Regla";
     explanation: "Description", "Descripción";
+    every: "every", "cada";
     next_run: "Next run", "Próxima ejecución";
     last_run: "Last run", "Última ejecución";
     runs: "Runs", "Ejecuciones";
@@ -334,6 +361,8 @@ texts! {
     // Workers
     slots_title: "Slots", "Huecos";
     can_run: "Can run", "Puede ejecutar";
+    all_of_them: "all", "todas";
+    all_events: "all events", "todos los eventos";
     breaker: "Circuit", "Circuito";
     completed: "completed", "completados";
     completed_title: "Completed", "Completados";
@@ -361,13 +390,14 @@ texts! {
     rejected_events: "Rejected events", "Eventos rechazados";
     no_rejected_events: "No sink has rejected an event.", "Ningún destino ha rechazado eventos.";
     no_sinks: "There are no sinks. Add one to faena.toml with [[sink]].", "No hay destinos. Añade uno a faena.toml con [[sink]].";
-    no_inputs: "There are no sources or inboxes.", "No hay fuentes ni buzones.";
+    no_inputs: "There are no sources or inboxes. Add one to faena.toml with [[outbox.source]] or [[inbox]].", "No hay fuentes ni buzones. Añade una fuente a faena.toml con [[outbox.source]], o un buzón con [[inbox]].";
     replay: "Replay", "Reenviar";
     resolve: "Resolve", "Resolver";
     event_was_replayed: "The event will be sent again.", "El evento se volverá a enviar.";
     event_was_resolved: "The event was resolved.", "El evento se ha resuelto.";
     receiver: "Receiver", "Receptor";
     no_webhooks: "No webhooks. A job with a webhookUrl sends one when it finishes.", "No hay webhooks. Un trabajo con webhookUrl envía uno cuando termina.";
+    why_not_delivered: "Why is it not delivered?", "¿Por qué no se ha entregado?";
     not_sent_yet: "It has not been sent yet.", "Todavía no se ha enviado.";
     no_answer: "no answer", "sin respuesta";
     time: "Time", "Hora";
@@ -380,12 +410,19 @@ texts! {
     // Trace, audit, keys, about
     trace_help: "Enter a correlation id to see everything that has it: jobs, tasks, webhooks, events.", "Introduce un id de correlación para ver los trabajos, tareas, webhooks y eventos que lo tienen.";
     nothing_carries_this_id: "Nothing has this correlation id, or it has expired.", "No hay nada con este id de correlación, o ya ha caducado.";
+    entries: "Entries", "Entradas";
+    repeated_events_left_out: "without events that repeat a log entry", "sin los eventos que repiten una entrada del registro";
+    job_or_task: "Job or task", "Trabajo o tarea";
     trace_is_truncated: "Only the first 500 entries are shown.", "Solo se muestran las primeras 500 entradas.";
     actor: "Actor", "Autor";
     action: "Action", "Acción";
     target: "Target", "Objeto";
     no_audit: "Nothing has been changed yet.", "Todavía no se ha modificado nada.";
     scopes: "Scopes", "Permisos";
+    scope_read: "see everything except the audit log, keys and rejected events", "ver todo excepto la auditoría, las claves y los eventos rechazados";
+    scope_write: "also submit, cancel and retry jobs, change schedules and queues, decide about tasks", "además, enviar, cancelar y reintentar trabajos, modificar planificaciones y colas, decidir sobre tareas";
+    scope_worker: "for workers: claim jobs and report on them; sees nothing else", "para workers: recibir trabajos e informar de ellos; no ve nada más";
+    scope_admin: "everything, also limits, keys, the audit log and rejected events", "todo, también límites, claves, auditoría y eventos rechazados";
     last_used: "Last used", "Último uso";
     revoked: "Revoked", "Revocada";
     expired: "Expired", "Caducada";
@@ -425,12 +462,21 @@ texts! {
     configuration: "Configuration", "Configuración";
     key_title: "Key", "Clave";
     value: "Value", "Valor";
+    line: "line", "línea";
     needs_admin: "An API key with the scope admin sees the configuration.", "Para ver la configuración hace falta una clave de API con el permiso admin.";
 }
 
 impl Texts {
     pub fn language(&self) -> Language {
         self.language
+    }
+
+    /// Returns a name in the quotation marks of the language.
+    pub fn quoted(&self, name: &str) -> String {
+        match self.language {
+            Language::English => format!("“{name}”"),
+            Language::Spanish => format!("«{name}»"),
+        }
     }
 
     /// Returns the word for a state of a job.

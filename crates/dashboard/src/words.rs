@@ -49,6 +49,7 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("deferred", "deferred", "aplazado"),
     ("ignored", "ignored", "ignorado"),
     ("stale", "stale", "obsoleto"),
+    ("approved", "approved", "aprobado"),
     ("rejected", "rejected", "rechazado"),
     ("forbidden", "forbidden", "no permitido"),
     ("invalid", "invalid", "no válido"),
@@ -61,7 +62,8 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("unhealthy", "unhealthy", "con problemas"),
     // Where a setting, a limit or an entry of a trace comes from
     ("default", "default", "valor predeterminado"),
-    ("config", "config", "configuración"),
+    ("config", "configuration", "configuración"),
+    ("api", "API", "API"),
     ("the configuration", "the configuration", "la configuración"),
     ("machine", "machine", "máquina"),
     ("the machine", "the machine", "la máquina"),
@@ -102,10 +104,50 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("parents_done", "dependencies done", "dependencias listas"),
     ("webhook_sent", "webhook sent", "webhook enviado"),
     ("webhook_failed", "webhook failed", "webhook fallido"),
+    // Webhooks in a trace
+    ("delivered", "delivered", "entregado"),
+    ("not delivered", "not delivered", "sin entregar"),
     ("dropped", "dropped", "descartado"),
 ];
 
 impl Texts {
+    /// Returns the word for a priority.
+    pub fn priority_word<'a>(&self, priority: &'a str) -> &'a str {
+        match (self.language(), priority) {
+            (Language::English, "LOW") => "low",
+            (Language::English, "NORMAL") => "normal",
+            (Language::English, "HIGH") => "high",
+            (Language::English, "CRITICAL") => "critical",
+            (Language::Spanish, "LOW") => "baja",
+            (Language::Spanish, "NORMAL") => "normal",
+            (Language::Spanish, "HIGH") => "alta",
+            (Language::Spanish, "CRITICAL") => "crítica",
+            (_, other) => other,
+        }
+    }
+
+    /// Returns the word for a filter of the list of jobs.
+    pub fn filter_word<'a>(&self, name: &'a str) -> &'a str {
+        match name {
+            "status" => self.state,
+            "priority" => self.priority_title,
+            "type" => self.kind,
+            "name" => self.name,
+            "queue" => self.queue,
+            "tag" => self.tag,
+            "error" => self.error,
+            "payload" => self.payload,
+            "reason" => self.reason,
+            "workerId" => self.worker,
+            "scheduleId" => self.schedule,
+            "correlationId" => self.correlation,
+            "createdAfter" => self.created_after,
+            "createdBefore" => self.created_before,
+            "q" => self.text,
+            other => other,
+        }
+    }
+
     /// Returns a word of the API in the viewer's language.
     pub fn word<'a>(&self, word: &'a str) -> &'a str {
         match WORDS.iter().find(|(known, _, _)| *known == word) {

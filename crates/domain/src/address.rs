@@ -121,8 +121,8 @@ const fn v6(a: u16, b: u16, c: u16, prefix: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0), prefix)
 }
 
-/// IANA's special-purpose registry, with the entries that are globally reachable: none of them is a receiver of webhooks. In
-/// addition multicast, and a public address that hosts in a cloud use for their metadata.
+/// IANA's special-purpose registry, including the entries that are globally reachable, because no webhook receiver has one of those
+/// addresses. Also multicast, and a public address under which a cloud offers metadata to its hosts.
 const RESERVED_V4: [Ipv4Net; 19] = [
     v4(0, 0, 0, 0, 8),
     v4(10, 0, 0, 0, 8),

@@ -1,7 +1,7 @@
 //! API keys: their text, what they permit, and how a presented key is compared with the stored one.
 //!
-//! A key is `fna_<lookup>_<secret>`. The lookup part is public and finds the stored key; of the whole text only the SHA-256 is
-//! stored. The secret has 256 random bits, so a slow password hash would add nothing.
+//! A key is `fna_<lookup>_<secret>`. The lookup part is public and finds the stored key; only the SHA-256 of the whole text is
+//! stored. The secret has 258 random bits, so a slow password hash would add nothing.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ const LOOKUP_CHARACTERS: usize = 12;
 const SECRET_CHARACTERS: usize = 43;
 /// 64 characters, so that six random bits choose one without bias.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-/// 32 characters for the lookup part, which people read aloud.
+/// 32 characters that are hard to confuse, because people read the lookup part aloud.
 const LOOKUP_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 
 /// The text of an API key. `Debug` hides the secret.
@@ -226,10 +226,10 @@ pub struct NewApiKey {
     pub expires_at: Option<Timestamp>,
 }
 
-/// Groups that a caller may belong to.
+/// Maximum number of groups that a caller belongs to.
 const MAX_GROUPS: usize = 50;
 
-/// Parses groups that are separated by commas, as a reverse proxy names them in a header. What is not the name of a group is left out.
+/// Parses groups that are separated by commas, as a reverse proxy names them in a header. Leaves out invalid names.
 pub fn parse_groups(text: &str) -> Vec<String> {
     let names = text.split(',').map(|name| name.trim_matches([' ', '\t'])).filter(|name| is_group(name));
     let mut groups: Vec<String> = names.take(MAX_GROUPS).map(str::to_owned).collect();
@@ -238,7 +238,7 @@ pub fn parse_groups(text: &str) -> Vec<String> {
     groups
 }
 
-/// Returns whether a text can be the name of a group. It has no comma, because lists of groups are separated by commas.
+/// Returns whether a text can be the name of a group. A comma is not allowed, because it separates groups in a list.
 fn is_group(name: &str) -> bool {
     let mut errors = Vec::new();
     check_text(&mut errors, "", name, 100);
@@ -302,7 +302,7 @@ impl NewApiKey {
             errors.push(FieldError::new("groups", format!("must have at most {MAX_GROUPS} names")));
         }
         for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| !is_group(group)) {
-            let message = "must have 1 to 100 characters, without a comma, control characters, and spaces at its ends";
+            let message = "must have 1 to 100 characters, without commas, control characters, or spaces at its ends";
             errors.push(FieldError::new(
                 format!("groups[{index}]"),
                 format!("{message}, is \"{}\"", group.escape_debug()),

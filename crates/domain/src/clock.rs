@@ -25,7 +25,7 @@ pub struct SteadyClock {
 }
 
 impl SteadyClock {
-    /// Returns the time. `elapsed_us` never goes back; `system_us` may do anything.
+    /// Returns the time. `elapsed_us` never goes back; `system_us` may jump in either direction.
     pub fn read(&mut self, elapsed_us: i64, system_us: i64) -> i64 {
         let reference = self.shared.map_or(system_us, |(at, time)| time + (elapsed_us - at));
         let Some((last_elapsed, last)) = self.last else {
@@ -43,7 +43,7 @@ impl SteadyClock {
 
     /// Makes the clock follow a shared one, which showed `time_us` at `elapsed_us`.
     ///
-    /// The first measurement sets the clock, because nothing depends on it yet; later ones are approached.
+    /// The first measurement sets the clock, because nothing depends on it yet; the clock approaches later ones slowly.
     pub fn follow(&mut self, elapsed_us: i64, time_us: i64) {
         if self.shared.is_none() {
             self.last = Some((elapsed_us, time_us));

@@ -15,7 +15,7 @@ pub struct CloudEvent<'a> {
     pub id: Uuid,
     pub source: &'a str,
     pub kind: &'a str,
-    /// Id of the job, worker or schedule that the event is about.
+    /// Id of the job, task, worker or schedule that the event is about.
     pub subject: Uuid,
     pub time: Timestamp,
     pub correlation_id: &'a str,
@@ -46,7 +46,7 @@ impl Serialize for CloudEvent<'_> {
         map.serialize_entry("time", &self.time)?;
         map.serialize_entry("datacontenttype", "application/json")?;
         map.serialize_entry("correlationid", self.correlation_id)?;
-        // A string, because integers of CloudEvents end at 2³¹.
+        // A string, because an integer of CloudEvents has only 32 bits.
         map.serialize_entry("sequence", &self.sequence.to_string())?;
         map.serialize_entry("actor", self.actor)?;
         if let Some(traceparent) = self.traceparent {

@@ -1,10 +1,10 @@
 //! One line for an error and its causes.
 
-use std::error::Error;
+use std::{error::Error, io};
 
 /// Joins the message of an error with those of its causes, as `message: cause: cause of the cause`.
 ///
-/// Some libraries leave causes out of their message, others repeat them; a message that is already there is not repeated.
+/// Some libraries leave causes out of their message, others repeat them; a cause that the text already contains is not added again.
 pub fn error_chain(error: &(dyn Error + '_)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -17,6 +17,32 @@ pub fn error_chain(error: &(dyn Error + '_)) -> String {
         source = cause.source();
     }
     text
+}
+
+/// Explains why a server was not reached, with one wording for the HTTP client, the resolver and the TLS library.
+pub fn outage(error: &(dyn Error + 'static)) -> String {
+    let mut cause = error;
+    let mut is_lookup = false;
+    loop {
+        is_lookup |= cause.to_string().contains("dns error");
+        match cause.source() {
+            Some(source) => cause = source,
+            None => break,
+        }
+    }
+    let text = cause.to_string();
+    match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
+        _ if is_lookup => "cannot resolve the host name".to_owned(),
+        Some(io::ErrorKind::ConnectionRefused) => "connection refused".to_owned(),
+        Some(io::ErrorKind::TimedOut) => "no answer in time".to_owned(),
+        Some(io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof) => "the connection was closed".to_owned(),
+        Some(io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable) => "no route to the host".to_owned(),
+        _ if text.contains("InvalidContentType") => {
+            "the server does not use TLS; write http:// instead of https://".to_owned()
+        }
+        _ if text.contains("UnknownIssuer") => "its TLS certificate is not from a known authority".to_owned(),
+        _ => text,
+    }
 }
 
 #[cfg(test)]

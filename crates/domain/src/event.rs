@@ -1,4 +1,4 @@
-//! The events of a job: one per change of its state or progress.
+//! The types of all events, and the event of a job: one per change of its state or progress.
 
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ pub enum EventKind {
     JobDeadLettered,
 }
 
-/// The types of all events that the store records and publishes.
+/// The types of all events about jobs, workers and schedules that the store records and publishes.
 pub const EVENT_TYPES: [&str; 9] = [
     "job.created",
     "job.status.changed",

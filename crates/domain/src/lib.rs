@@ -1,17 +1,15 @@
 //! Defines jobs, schedules and workers, and which changes of their state are legal.
 //!
-//! Everything here is pure: no I/O, no database, and the time is an argument. The other crates change state; this crate decides
-//! which changes are allowed.
+//! No I/O and no database: the other crates change state; this crate decides which changes are allowed. The time is an argument, except
+//! in `clock.rs`, which reads it, and in new ids, which contain it.
 
 mod address;
 mod api_key;
 mod audit;
 mod clock;
 mod cloud_event;
-mod error_code;
 mod error_chain;
-mod masked_url;
-mod terminal;
+mod error_code;
 mod event;
 mod field_error;
 mod graph;
@@ -19,12 +17,14 @@ mod ids;
 mod job;
 pub mod job_state;
 mod log;
+mod masked_url;
 pub mod parse;
 mod priority;
 mod retry;
 mod rules;
 pub mod schedule;
 mod secret_text;
+mod terminal;
 mod time;
 mod trace;
 mod trace_context;
@@ -38,7 +38,7 @@ pub use api_key::{ApiKey, ApiKeyText, KeyHash, KeyScope, NewApiKey, StoredApiKey
 pub use audit::AuditRow;
 pub use clock::{ClockMeasurement, SteadyClock};
 pub use cloud_event::{CloudEvent, SOURCE, event_type_matches};
-pub use error_chain::error_chain;
+pub use error_chain::{error_chain, outage};
 pub use error_code::{ErrorCode, UnknownErrorCode};
 pub use event::{EVENT_TYPES, Event, EventKind, TASK_EVENT_TYPES};
 pub use field_error::FieldError;

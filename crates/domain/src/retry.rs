@@ -137,7 +137,7 @@ pub enum RetryDecision {
 const HARD_MAX_DELAY_MS: u64 = 7 * 24 * 3_600_000;
 
 /// Patterns of messages that look temporary.
-const TRANSIENT: [&str; 14] = [
+const TRANSIENT: [&str; 15] = [
     "rate limit",
     "too many requests",
     "timeout",
@@ -147,6 +147,7 @@ const TRANSIENT: [&str; 14] = [
     "service unavailable",
     "temporarily unavailable",
     "connection",
+    "cannot connect",
     "broken pipe",
     "unreachable",
     "overloaded",

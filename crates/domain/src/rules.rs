@@ -116,7 +116,7 @@ impl Rate {
         Bucket { tokens: (bucket.tokens + gained).min(f64::from(self.count)), at: bucket.at.max(now) }
     }
 
-    /// Returns when `bucket` has at least one whole token.
+    /// Returns when `bucket` will have at least one whole token.
     pub fn next_at(&self, bucket: Bucket) -> Timestamp {
         let missing = (1.0 - ROUNDING_ERROR - bucket.tokens).max(0.0);
         let ms = (missing * self.period_ms as f64 / f64::from(self.count.max(1))).ceil();

@@ -1,7 +1,7 @@
 //! Makes text safe for a terminal.
 //!
-//! Callers, workers and brokers choose names, errors and log lines. A terminal interprets the control sequences in them, and shows text after
-//! a bidirectional override in another order.
+//! Callers, workers and brokers choose names, errors and log lines. A terminal interprets the control sequences in them, and shows
+//! text after a bidirectional override in another order.
 
 use std::{
     borrow::Cow,
@@ -38,7 +38,7 @@ fn escape(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
 
 /// Escapes what is written to a log.
 ///
-/// With colours, the control sequences are those of the log itself, which escapes control characters in messages.
+/// With colours, control characters pass unchanged: they are the colour codes of the log, which has already escaped those in messages.
 pub struct LogWriter<W> {
     inner: W,
     has_colours: bool,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// Latest time that is accepted from a caller: the end of the year 9999.
+    /// Latest time that is accepted from a caller: 30 December 9999, 22:00 UTC. The library jiff supports no later ones.
     pub const MAX: Timestamp = Timestamp(253_402_207_200_000);
 
     pub const fn from_ms(ms: i64) -> Self {

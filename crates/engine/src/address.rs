@@ -5,7 +5,7 @@
 
 use std::{error::Error, net::SocketAddr};
 
-use faena_domain::{AddressError, AddressRule, error_chain};
+use faena_domain::{AddressError, AddressRule, error_chain, outage};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// Resolver that passes on only the addresses that the rule permits.
@@ -42,5 +42,8 @@ pub fn is_forbidden(error: &reqwest::Error) -> bool {
 /// Describes an error with its causes, without the URL, which may contain a token.
 pub fn describe(error: reqwest::Error) -> String {
     let error = error.without_url();
+    if error.is_connect() && !is_forbidden(&error) {
+        return format!("cannot connect: {}", outage(&error));
+    }
     error_chain(&error)
 }

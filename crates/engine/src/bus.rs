@@ -1,4 +1,4 @@
-//! Announces changes of jobs inside this process. A subscriber that falls behind reads the store instead.
+//! Announces job changes inside this process. A subscriber that falls behind reads the store instead.
 
 use faena_domain::{Event, EventKind, JobId, JobState, Progress, Run, Timestamp};
 use tokio::sync::broadcast;

@@ -1,5 +1,5 @@
 //! Watches everything that could hang, by due time. Everything unfinished has a live owner or a deadline; this table says
-//! who acts when both have expired.
+//! which node acts when the owner is dead or the deadline has passed.
 //!
 //! | what | checked in | by |
 //! |---|---|---|
@@ -87,7 +87,7 @@ pub struct DueChecks {
 }
 
 impl DueChecks {
-    /// Makes the check for expired jobs due now: a job was stored that may expire before all known ones.
+    /// Makes the check for expired jobs due now, because a job was stored that may expire before all known ones.
     pub fn check_expired(&self) {
         self.expired_at.store(0, Ordering::Release);
     }
@@ -222,7 +222,7 @@ async fn dead_nodes(engine: &Engine, now: Timestamp) -> Result<Round, EngineErro
     Ok(round)
 }
 
-/// Declares workers lost that no live node is responsible for and whose deadline has passed.
+/// Declares lost the workers whose deadline has passed and that no live node is responsible for.
 async fn lost_workers(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let keep_since = now.plus_ms(-ms(KEEP_WORKERS));
     let swept = engine.store.worker_sweep(ms(engine.config.orphan_delay), keep_since, now).await?;

@@ -1,4 +1,4 @@
-//! Turns messages of a broker into jobs, or delivers them to tasks as events.
+//! Turns messages from a broker into jobs, or delivers them to tasks as events.
 //!
 //! A message is acknowledged after its effect is committed. A message that was in progress when something failed is
 //! delivered again, recognised by its id, and has no second effect. A message that can never have an effect is
@@ -92,7 +92,7 @@ pub struct Inbox {
     pub jobs: AtomicU64,
     /// Messages that this node delivered to tasks.
     pub task_counts: TaskCounts,
-    /// Messages of this node that had been processed before.
+    /// Messages that this node received and that had been processed before.
     pub duplicates: AtomicU64,
     /// Messages that this node rejected.
     pub rejected: AtomicU64,
@@ -164,7 +164,7 @@ impl Inbox {
         let now = now.max(Timestamp::now());
         let messages = std::mem::take(&mut state.waiting);
         let count = messages.len();
-        let outcomes: Vec<Outcome> = match &self.config.deliver {
+        let outcomes: Vec<DeliveryOutcome> = match &self.config.deliver {
             Deliver::Jobs(template) => {
                 let outcomes = stream::iter(messages).map(|message| self.submit(store, bus, template, message, now));
                 outcomes.buffer_unordered(CONCURRENT_SUBMITS).collect().await
@@ -174,9 +174,9 @@ impl Inbox {
         let mut stopped = None;
         for outcome in outcomes {
             match outcome {
-                Outcome::Done => {}
-                Outcome::NotAcknowledged(reason) => down = Some(reason),
-                Outcome::Deferred(message, cause) => {
+                DeliveryOutcome::Done => {}
+                DeliveryOutcome::NotAcknowledged(reason) => down = Some(reason),
+                DeliveryOutcome::Deferred(message, cause) => {
                     state.waiting.push(*message);
                     stopped = Some(cause);
                 }
@@ -259,7 +259,7 @@ impl Inbox {
         template: &JobTemplate,
         message: Delivery,
         now: Timestamp,
-    ) -> Outcome {
+    ) -> DeliveryOutcome {
         let job = match self.read(template, &message) {
             Ok(job) => job,
             Err(reason) => return self.reject(message, &reason).await,
@@ -268,24 +268,27 @@ impl Inbox {
             Submission::Stored => self.jobs.fetch_add(1, Ordering::Relaxed),
             Submission::Duplicate => self.duplicates.fetch_add(1, Ordering::Relaxed),
             Submission::Rejected(reason) => return self.reject(message, &reason).await,
-            Submission::Deferred(error) => return Outcome::Deferred(Box::new(message), Stopped::of(&error)),
+            Submission::Deferred(error) => return DeliveryOutcome::Deferred(Box::new(message), Stopped::of(&error)),
         };
         self.acknowledge(message).await
     }
 
-    async fn acknowledge(&self, message: Delivery) -> Outcome {
-        message.ack().await.map_or_else(|error| Outcome::NotAcknowledged(format!("{error:#}")), |()| Outcome::Done)
+    async fn acknowledge(&self, message: Delivery) -> DeliveryOutcome {
+        message
+            .ack()
+            .await
+            .map_or_else(|error| DeliveryOutcome::NotAcknowledged(format!("{error:#}")), |()| DeliveryOutcome::Done)
     }
 
-    async fn reject(&self, message: Delivery, reason: &str) -> Outcome {
+    async fn reject(&self, message: Delivery, reason: &str) -> DeliveryOutcome {
         let (id, subject) = (message.id.clone(), message.subject.clone());
         match message.reject(reason).await {
             Ok(()) => {
                 self.rejected.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(inbox = self.config.name, id, subject, reason, "inbox message rejected");
-                Outcome::Done
+                DeliveryOutcome::Done
             }
-            Err(error) => Outcome::NotAcknowledged(format!("{error:#}")),
+            Err(error) => DeliveryOutcome::NotAcknowledged(format!("{error:#}")),
         }
     }
 
@@ -311,7 +314,7 @@ impl Inbox {
     }
 }
 
-enum Outcome {
+enum DeliveryOutcome {
     Done,
     /// The broker could not be reached; it delivers the message again.
     NotAcknowledged(String),

@@ -14,8 +14,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::{Engine, EngineConfig, EngineError, Round, config::ms, workers::CloseReason};
 
-/// A claim that is at least this old, was made before the round in progress of the dispatcher, and is unknown to this process
-/// was never received.
+/// Age from which a claim that is unknown to this process counts as never received, if it was made before the dispatcher's
+/// current round.
 const LOST_CLAIM: Duration = Duration::from_secs(3);
 
 /// Id of this process as a node. It changes when the node loses its lease. Clones share it.
@@ -60,7 +60,7 @@ impl LeaseHistory {
     }
 }
 
-/// The lease of this process, which is checked before each start of a job.
+/// The lease of this process, which is checked before each job starts.
 ///
 /// A process that was suspended for longer than its lease continues where it was, with jobs that other nodes may have
 /// started meanwhile.
@@ -155,7 +155,7 @@ pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, Engin
     if engine.store.node_renew(engine.node_id(), lease_ms, now).await? {
         engine.node.lease.history.record_renewal(now, lease_ms);
         if let Err(error) = follow_database_clock(&*engine.store).await {
-            tracing::debug!(%error, "clock of the database not read");
+            tracing::debug!(%error, "cannot read the database clock");
         }
         engine.report_inputs().await?;
         return Ok(Round::done(1));
@@ -179,7 +179,8 @@ pub async fn renew_lease(engine: &Engine, now: Timestamp) -> Result<Round, Engin
 
 /// Releases claims of this node that it never received, because the answer of the database was lost.
 pub async fn reconcile(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
-    // In this order: a claim whose round has ended is in flight, and a job that ends meanwhile moves on to the reporter.
+    // Read in this order, so that no claim is missed: when the round of a claim ends, its jobs are in flight, and a job that
+    // ends moves from there to the reporter.
     let claiming_since = engine.dispatch.dispatcher.claiming_since();
     let mut known = engine.dispatch.in_flight.runs();
     known.extend(engine.reports.reporter.runs());

@@ -2,7 +2,7 @@
 //!
 //! A pool has between `min` and `max` processes, more of them while jobs wait. Each is a worker like any other: it connects
 //! under the id it was given. An ephemeral pool starts one process per job; the job is `SCHEDULED` until the process has
-//! connected. A process that crashes at its start is started again with a growing delay.
+//! connected. A process that crashes during startup is started again with a growing delay.
 //!
 //! Each process runs under a guard, which kills it and everything it has started when this server ends for any reason.
 
@@ -128,7 +128,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const MAX_BACKOFF_MS: i64 = 60_000;
 /// After this many consecutive failures, a person has to check the pool.
 const REPORTED_FAILURES: u32 = 5;
-/// A process that has run for this long did not crash at its start.
+/// A process that has run for this long did not crash during startup.
 const STARTED_MS: i64 = 10_000;
 
 impl Pools {
@@ -208,7 +208,7 @@ impl Pool {
         let retry_in = has_failed.then(|| self.delay_next_start(now));
         let reason = match (process.has_timed_out, retry_in) {
             (true, _) => format!("process did not connect within {:?}", engine.config.scheduled_timeout),
-            (false, Some(delay)) => format!("process {} at its start; the next one starts in {delay:?}", process.end),
+            (false, Some(delay)) => format!("process {} during startup; the next one starts in {delay:?}", process.end),
             (false, None) => format!("process {}", process.end),
         };
         // A process that ends successfully and without jobs is not lost.
@@ -237,7 +237,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts a process that ended at its start, and returns how long the next one waits.
+    /// Counts a process that ended during startup, and returns how long the next one waits.
     fn delay_next_start(&self, now: Timestamp) -> Duration {
         let mut failures = self.start_failures.lock();
         failures.count += 1;
@@ -253,7 +253,7 @@ impl Pool {
             ProcessEnd::Exited(_) | ProcessEnd::KilledBySignal(_) | ProcessEnd::GuardLost => None,
         };
         let exit_code = end.exit_code();
-        tracing::warn!(pool, exit_code, error, jobs, failures, ?retry_in, "pool process failed at its start");
+        tracing::warn!(pool, exit_code, error, jobs, failures, ?retry_in, "pool process failed to start");
         if failures == REPORTED_FAILURES {
             tracing::error!(
                 pool,

@@ -40,6 +40,8 @@ struct PendingEnd {
     receipts: Vec<Receipt>,
     /// For the spans of the run, if its trace is recorded.
     trace: Option<Box<RunTrace>>,
+    /// For the log, if the job has failed permanently.
+    failed_type: Option<Arc<str>>,
 }
 
 pub struct Reporter {
@@ -76,8 +78,9 @@ impl Reporter {
 
     pub fn push(&self, job: &InFlightJob, end: RunEnd, receipt: Option<Receipt>) {
         let trace = self.tracer.as_ref().and_then(|tracer| tracer.run(job));
+        let failed_type = matches!(end.outcome, RunOutcome::Failed { .. }).then(|| job.kind.clone());
         let mut queue = self.queue.lock();
-        queue.push_back(PendingEnd { end, receipts: receipt.into_iter().collect(), trace });
+        queue.push_back(PendingEnd { end, receipts: receipt.into_iter().collect(), trace, failed_type });
         if queue.len() == 1 {
             self.wakeups.run_ended();
         }
@@ -165,11 +168,11 @@ impl Reporter {
     }
 
     /// Logs a job that has failed permanently.
-    fn log_dead_letter(&self, end: &RunEnd, now: Timestamp) {
+    fn log_dead_letter(&self, end: &RunEnd, job_type: Option<&str>, now: Timestamp) {
         let RunOutcome::Failed { error, reason } = &end.outcome else { return };
         if self.dead_letter_log.admit(now) {
             let (reason, error) = (reason.as_str(), error.get(..error.floor_char_boundary(LOGGED_ERROR_BYTES)));
-            tracing::warn!(job = %end.id, run = end.run, reason, error, "job dead-lettered");
+            tracing::warn!(job = %end.id, job_type, run = end.run, reason, error, "job dead-lettered");
         }
     }
 
@@ -179,10 +182,10 @@ impl Reporter {
         // Acknowledgements of one worker mostly follow each other, and are sent together.
         let mut acks: Vec<WorkerCommand> = Vec::new();
         let mut to: Option<Arc<ConnectedWorker>> = None;
-        for (PendingEnd { end, receipts, trace }, accepted) in stored.into_iter().zip(accepted) {
+        for (PendingEnd { end, receipts, trace, failed_type }, accepted) in stored.into_iter().zip(accepted) {
             if *accepted {
                 self.bus.changed(end.id, end.outcome.state(), Some(end.run), end.at);
-                self.log_dead_letter(&end, now);
+                self.log_dead_letter(&end, failed_type.as_deref(), now);
                 if let (Some(tracer), Some(trace)) = (&self.tracer, trace) {
                     tracer.export_run(*trace, &end);
                 }

@@ -1,6 +1,6 @@
 //! Signs webhooks according to [Standard Webhooks](https://www.standardwebhooks.com), so that receivers can verify them.
 //!
-//! There may be several secrets, the newest first. Each of them signs, so a receiver needs only one. To rotate a secret, add
+//! There may be several secrets, newest first. Each of them signs, so a receiver needs only one. To rotate a secret, add
 //! a new one in front and remove the old one when every receiver has the new one.
 
 use std::{fmt, str::FromStr};

@@ -67,7 +67,7 @@ pub async fn trace(store: &dyn Store, correlation_id: &str) -> Result<Option<Tra
     Ok(Some(Trace { correlation_id: correlation_id.into(), tasks, jobs, timeline, omitted }))
 }
 
-/// Returns the latest tasks, the oldest first, and whether there are more.
+/// Returns the latest tasks, oldest first, and whether there are more.
 async fn tasks(store: &dyn Store, correlation_id: &str) -> Result<(Vec<(TaskId, TaskView)>, bool), StoreError> {
     let filter = TaskFilter { correlation: Some(correlation_id.into()), ..TaskFilter::default() };
     let (mut found, _) = store.task_list(filter, None, MAX_TASKS + 1).await?;
@@ -124,7 +124,7 @@ fn task_entry(id: TaskId, record: &Record) -> TraceEntry {
     }
 }
 
-/// Returns the audit entries about a job or a task, the oldest first.
+/// Returns the audit entries about a job or a task, oldest first.
 async fn audit(store: &dyn Store, target: &str) -> Result<Vec<TraceEntry>, StoreError> {
     let filter = AuditFilter { target: Some(target.to_owned()), ..AuditFilter::default() };
     let actions = store.audit_list(filter, MAX_AUDIT).await?.into_iter().rev().map(|action| {
@@ -136,7 +136,7 @@ async fn audit(store: &dyn Store, target: &str) -> Result<Vec<TraceEntry>, Store
     Ok(actions.collect())
 }
 
-/// Returns the ids of the latest jobs, the oldest first, and whether there are more.
+/// Returns the ids of the latest jobs, oldest first, and whether there are more.
 async fn jobs(store: &dyn Store, correlation_id: &str) -> Result<(Vec<JobId>, bool), StoreError> {
     let filter = Filter { correlation_id: Some(correlation_id.into()), ..Filter::default() };
     let mut ids = Vec::new();
@@ -240,7 +240,7 @@ async fn due_time(store: &dyn Store, job: &JobView) -> Result<Vec<TraceEntry>, S
         .collect())
 }
 
-/// Returns the webhooks of a job or a task with their attempts, the oldest first.
+/// Returns the webhooks of a job or a task with their attempts, oldest first.
 async fn webhooks(store: &dyn Store, filter: WebhookFilter) -> Result<Vec<TraceEntry>, StoreError> {
     let mut entries = Vec::new();
     for webhook in store.webhook_list(filter, None, MAX_WEBHOOKS).await?.into_iter().rev() {

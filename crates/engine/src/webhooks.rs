@@ -53,7 +53,7 @@ pub struct WebhookConfig {
     pub per_host: usize,
     /// How long the breaker of a failing host stays open.
     pub breaker: Duration,
-    /// Signing secrets, the newest first. Without one, nothing is signed.
+    /// Signing secrets, newest first. Without one, nothing is signed.
     pub secrets: Vec<Secret>,
 }
 
@@ -374,7 +374,7 @@ impl Webhooks {
         }
         if next == WebhookNext::Failed && self.failure_log.admit(at) {
             let (host, attempts, error) = (&delivery.host, delivery.attempt, outcome.error.as_deref());
-            tracing::warn!(webhook = %delivery.id, subject = %delivery.subject, host, attempts, error, "webhook failed");
+            tracing::warn!(webhook = %delivery.id, subject = delivery.subject.to_string(), host, attempts, error, "webhook failed");
         }
         let mut state = self.state.lock();
         state.in_progress -= 1;

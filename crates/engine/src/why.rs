@@ -68,7 +68,7 @@ fn pending(job: &JobView, position: &JobPosition, now: Timestamp) -> Vec<Reason>
         reasons.push(Reason::new("waits_until", format!("it is scheduled for {until}"), json!({"until": until})));
     }
     if reasons.is_empty() {
-        let message = "it is due and becomes ready in the next round of the promoter";
+        let message = "it is due and becomes ready within a second";
         reasons.push(Reason::new("due", message, json!({})));
     }
     reasons
@@ -205,14 +205,14 @@ fn limit_reached(scope: &Scope, most: u32, running: u64, in_flight: &[JobId]) ->
     let listed = in_flight.iter().map(JobId::to_string).collect::<Vec<_>>().join(", ");
     let more = if running > in_flight.len() as u64 { ", …" } else { "" };
     let are = if running == 1 { "is" } else { "are" };
-    let message = format!("{scope} may run {most} concurrently, and {running} {are} running: {listed}{more}");
+    let message = format!("{scope} may run at most {most} concurrently, and {running} {are} running: {listed}{more}");
     let (word, name) = (scope.kind(), scope.parts().1);
     let facts = json!({"scope": word, "name": name, "limit": most, "inFlight": running, "jobs": in_flight});
     Reason::new("limit_reached", message, facts)
 }
 
 fn rate_reached(scope: &Scope, rate: &str, next_at: Timestamp) -> Reason {
-    let message = format!("{scope} is limited to {rate}, and these are used up; the next job starts at {next_at}");
+    let message = format!("{scope} is limited to {rate} and has reached this limit; the next job starts at {next_at}");
     Reason::new("rate_reached", message, json!({"scope": scope.kind(), "name": scope.parts().1, "nextAt": next_at}))
 }
 
@@ -411,14 +411,15 @@ async fn lost(
         // A node renews its lease every third of its duration.
         Some(until) if until > now.plus_ms(ms(engine.config.node_lease) / 3) => None,
         Some(until) if until > now => {
-            let message =
-                format!("{} missed a heartbeat; without one its jobs are recovered at {until}", server_text(owner));
+            let message = format!(
+                "{} missed a heartbeat; unless one arrives, its jobs are recovered at {until}",
+                server_text(owner)
+            );
             Some(Reason::new("server_lost", message, json!({"server": owner.server, "recoveryAt": until})))
         }
         until => {
             let recovery_at = until.unwrap_or(now).max(now);
-            let message =
-                format!("{} is dead; its jobs are recovered in the next round of the guardian", server_text(owner));
+            let message = format!("{} is dead; another server recovers its jobs within seconds", server_text(owner));
             Some(Reason::new("server_lost", message, json!({"server": owner.server, "recoveryAt": recovery_at})))
         }
     })

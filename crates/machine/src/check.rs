@@ -1,4 +1,4 @@
-//! Checks that a machine cannot get stuck, cannot run forever, and that its expressions fit its data.
+//! Checks that a machine can neither get stuck nor run forever, and that its expressions fit its data.
 
 use std::collections::BTreeSet;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::definition::{Definition, StateIndex, Transition};
 
-/// A transition between two states without a deadline or an approval.
-struct Arc<'a> {
+/// A transition between two states that have neither a deadline nor an approval.
+struct Edge<'a> {
     from: StateIndex,
     to: StateIndex,
     /// The counter that limits it.
@@ -15,50 +15,50 @@ struct Arc<'a> {
 
 /// Returns groups of states that a task could pass through again and again without a limit.
 ///
-/// A counter limits a cycle only if no transition of the cycle resets it. When a counter is used up, its `exceeded` edge is
-/// not limited any more. `known` are states that count as limited.
-pub(crate) fn unlimited(definition: &Definition, known: &BTreeSet<StateIndex>) -> Vec<Vec<StateIndex>> {
-    let mut arcs = arcs(definition, known);
+/// A counter limits a cycle only if no transition of the cycle resets it. The `exceeded` edge of a counter is not counted, so it
+/// limits nothing. States in `assumed_limited` count as limited.
+pub(crate) fn unlimited(definition: &Definition, assumed_limited: &BTreeSet<StateIndex>) -> Vec<Vec<StateIndex>> {
+    let mut edges = edges(definition, assumed_limited);
     loop {
-        let groups = strongly_connected(definition.states.len(), &arcs);
+        let groups = strongly_connected(definition.states.len(), &edges);
         let group_of = |state: StateIndex| groups.iter().position(|group| group.contains(&state));
-        let before = arcs.len();
-        // Within a group, a counted arc that no arc of the group resets is taken a limited number of times.
-        let limited: Vec<bool> = arcs
+        let before = edges.len();
+        // Within a group, a counted edge that no edge of the group resets is taken a limited number of times.
+        let limited: Vec<bool> = edges
             .iter()
-            .map(|arc| {
-                let group = group_of(arc.from);
-                let resets = |other: &Arc<'_>, counter: &str| {
+            .map(|edge| {
+                let group = group_of(edge.from);
+                let resets = |other: &Edge<'_>, counter: &str| {
                     group_of(other.from) == group
                         && group_of(other.to) == group
                         && other.resets.iter().any(|name| name == counter)
                 };
-                arc.counter.is_some_and(|counter| !arcs.iter().any(|other| resets(other, counter)))
+                edge.counter.is_some_and(|counter| !edges.iter().any(|other| resets(other, counter)))
             })
             .collect();
         let mut index = 0;
-        arcs.retain(|_| {
+        edges.retain(|_| {
             index += 1;
             !limited[index - 1]
         });
-        if arcs.len() == before {
+        if edges.len() == before {
             let is_cycle = |group: &Vec<StateIndex>| {
-                group.len() > 1 || arcs.iter().any(|arc| arc.from == group[0] && arc.to == group[0])
+                group.len() > 1 || edges.iter().any(|edge| edge.from == group[0] && edge.to == group[0])
             };
             return groups.into_iter().filter(is_cycle).collect();
         }
     }
 }
 
-fn arcs<'a>(definition: &'a Definition, known: &BTreeSet<StateIndex>) -> Vec<Arc<'a>> {
+fn edges<'a>(definition: &'a Definition, assumed_limited: &BTreeSet<StateIndex>) -> Vec<Edge<'a>> {
     let is_limited = |index: StateIndex| {
-        known.contains(&index)
+        assumed_limited.contains(&index)
             || definition.ancestors(index).any(|index| {
                 let state = &definition.states[index];
                 state.deadline.is_some() || state.approval.is_some()
             })
     };
-    let mut arcs = Vec::new();
+    let mut edges = Vec::new();
     for leaf in (0..definition.states.len()).filter(|&index| definition.states[index].initial.is_none()) {
         if is_limited(leaf) {
             continue;
@@ -66,7 +66,7 @@ fn arcs<'a>(definition: &'a Definition, known: &BTreeSet<StateIndex>) -> Vec<Arc
         let mut add = |to: StateIndex, counter, resets| {
             let to = definition.innermost_initial(to);
             if !is_limited(to) {
-                arcs.push(Arc { from: leaf, to, counter, resets });
+                edges.push(Edge { from: leaf, to, counter, resets });
             }
         };
         for owner in definition.ancestors(leaf) {
@@ -81,7 +81,7 @@ fn arcs<'a>(definition: &'a Definition, known: &BTreeSet<StateIndex>) -> Vec<Arc
             }
         }
     }
-    arcs
+    edges
 }
 
 fn exceeded(definition: &Definition, transition: &Transition) -> Option<StateIndex> {
@@ -90,11 +90,11 @@ fn exceeded(definition: &Definition, transition: &Transition) -> Option<StateInd
 }
 
 /// Returns the strongly connected groups in the order of their first states: Kosaraju's two walks, without recursion.
-fn strongly_connected(states: usize, arcs: &[Arc<'_>]) -> Vec<Vec<StateIndex>> {
+fn strongly_connected(states: usize, edges: &[Edge<'_>]) -> Vec<Vec<StateIndex>> {
     let (mut forward, mut backward) = (vec![Vec::new(); states], vec![Vec::new(); states]);
-    for arc in arcs {
-        forward[arc.from].push(arc.to);
-        backward[arc.to].push(arc.from);
+    for edge in edges {
+        forward[edge.from].push(edge.to);
+        backward[edge.to].push(edge.from);
     }
     let mut seen = vec![false; states];
     let mut finished = Vec::with_capacity(states);

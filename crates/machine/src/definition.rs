@@ -217,7 +217,7 @@ pub struct ApprovalRule {
     pub webhooks: Vec<Template>,
 }
 
-/// Receivers of webhooks about one approval.
+/// Maximum number of receivers of webhooks about one approval.
 pub const MAX_RECEIVERS: usize = 10;
 
 #[derive(Debug)]

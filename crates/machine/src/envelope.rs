@@ -9,7 +9,7 @@ pub const ORIGINATOR: &str = "faena";
 /// Longest id of an event, in bytes.
 const MAX_ID: usize = 200;
 
-/// A message `{"metadata": {"taskId", "traceId", "timestamp", "originator"}, "payload"}`, or a CloudEvent whose data is one.
+/// A message `{"metadata": {"taskId", "traceId", "timestamp", "originator"}, "payload"}`, or a CloudEvent whose data has that form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Envelope {
     /// The type of the CloudEvent.
@@ -18,7 +18,7 @@ pub struct Envelope {
     pub message_id: Option<String>,
     /// The task that the event is for. An event that creates a task has none.
     pub task: Option<TaskId>,
-    /// The id of the event.
+    /// The id that its sender gave to the event, by which repeated messages are recognised.
     pub trace_id: Option<String>,
     pub originator: Option<String>,
     pub payload: Value,
@@ -28,7 +28,7 @@ impl Envelope {
     /// Reads a message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns what is wrong with the message.
     pub fn parse(body: &[u8]) -> Result<Envelope, String> {
         let text = std::str::from_utf8(body).map_err(|_| "the message is not UTF-8".to_owned())?;
         let message: Value = serde_json::from_str(text).map_err(|error| format!("the message is not JSON: {error}"))?;

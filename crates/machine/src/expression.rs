@@ -267,7 +267,7 @@ pub(crate) fn to_cel(value: &Value) -> cel::Value {
     }
 }
 
-/// Returns a short hash of a text that is the same for logs which differ in numbers, ids and times only.
+/// Returns a short hash of a text. Logs that differ only in numbers, ids and times have the same hash.
 fn fingerprint(text: &str) -> String {
     let mut normal = String::with_capacity(text.len());
     for word in text.split(|character: char| !character.is_alphanumeric()) {
@@ -288,8 +288,7 @@ fn parse(source: &str) -> Result<IdedExpr, String> {
     parser.parse(source).map_err(|errors| errors.errors.first().map(|error| error.msg.clone()).unwrap_or_default())
 }
 
-/// Returns upper bounds of the nesting: the depth of brackets, and the number of operators, which nest without brackets
-/// in
+/// Returns upper bounds of the nesting: the depth of brackets, and the number of operators, which nest without brackets in
 /// `a.b.c` and `1 + 2 + 3`.
 fn nesting(source: &str) -> (usize, usize) {
     let (mut depth, mut deepest, mut operators) = (0_usize, 0, 0);

@@ -1,4 +1,4 @@
-//! What is wrong with a definition, with its position in the text.
+//! Errors in a definition, each with its position in the text.
 
 use std::fmt;
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::task::JobRequest;
 
-/// Fields of a job that an action cannot set: Faena sets them, or they make no sense for every run of a machine.
+/// Fields of a job that an action cannot set: Faena sets them, or a value that is fixed in the machine makes no sense.
 const NOT_OPTIONS: [&str; 9] = [
     "type",
     "name",

@@ -14,7 +14,7 @@ pub struct Node {
     pub value: NodeValue,
 }
 
-/// A line and a column, both counted from 1. Line 0 is unknown.
+/// A line and a column, both counted from 1. Line 0 means that the position is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     pub line: u64,
@@ -42,12 +42,12 @@ pub struct Entry {
 const MAX_BYTES: usize = 1 << 20;
 const MAX_DEPTH: usize = 48;
 
-/// Values of a definition, and bytes of its texts, after each alias has been replaced by what it stands for.
+/// Limits of the values of a definition, and of the bytes of its texts, after each alias has been replaced by its content.
 const MAX_NODES: usize = 50_000;
 const MAX_EXPANDED_BYTES: usize = 4 << 20;
 
 thread_local! {
-    /// What the definition that this thread reads has expanded to so far.
+    /// Number of values and bytes that this thread has read so far from the definition it is reading.
     static EXPANDED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 

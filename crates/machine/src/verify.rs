@@ -7,7 +7,8 @@ use crate::{
     task::{Status, Task, Timer, TimerKind},
 };
 
-/// Returns the contradictions within a task, or between it and its definition. Missing timers are not among them: [`with_timers`] adds them.
+/// Returns the contradictions within a task, or between it and its definition. Missing timers are not among them; [`with_timers`]
+/// adds those.
 pub fn contradictions(definition: &Definition, task: &Task) -> Vec<String> {
     let mut contradictions = path_contradictions(definition, task);
     let epochs: Vec<u64> = task.active.iter().map(|active| active.epoch).collect();
@@ -60,8 +61,9 @@ fn path_contradictions(definition: &Definition, task: &Task) -> Vec<String> {
 
 /// Returns the task with exactly the timers that its states need, or `None` if it has them.
 ///
-/// A task that has not ended always has the timer of its lifetime, and those of the deadlines, polls and open approvals of its
-/// states: without one of them it could wait forever. What is added is due as if it had been there all along.
+/// A task that has not ended always has the timer of its lifetime, and those of the deadlines, polls, repeated timers and open
+/// approvals of its states: without one of them it could wait forever. Limits that are added are due as if they had been there all
+/// along; polls and repeated timers begin now.
 pub fn with_timers(definition: &Definition, task: &Task, now: Timestamp) -> Option<Task> {
     if task.status.has_ended() {
         return None;

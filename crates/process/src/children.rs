@@ -54,7 +54,7 @@ pub(crate) fn kill_orphans() {
     if !ADOPTS_ORPHANS.load(Ordering::Relaxed) {
         return;
     }
-    // No process is started meanwhile, so each child is either known or an orphan.
+    // While the lock is held, this process starts no other child, so each child is either known or an orphan.
     let known = KNOWN.lock();
     if !kill_children(&|process| !known.contains(&process), Some(ORPHAN_LIMIT)) {
         tracing::error!("processes could not be killed after their guard was killed, kill them manually");
@@ -64,7 +64,8 @@ pub(crate) fn kill_orphans() {
 /// Kills the selected children of this process, with their descendants, until none are left. Returns `false` if some
 /// are left after `limit`.
 ///
-/// A process that forks and ends all the time is caught in one of the rounds, which follow each other without a pause.
+/// While processes end, the rounds follow each other without a pause, so that one of them catches even a process that keeps forking
+/// and exiting.
 pub(crate) fn kill_children(is_selected: &dyn Fn(u32) -> bool, limit: Option<Duration>) -> bool {
     let started = Instant::now();
     loop {
@@ -108,7 +109,7 @@ pub(crate) fn pid(process: u32) -> Option<Pid> {
     i32::try_from(process).ok().and_then(Pid::from_raw)
 }
 
-/// Returns the children of a process, which its threads may have started.
+/// Returns the children of a process, whichever of its threads started them.
 fn children_of(process: u32) -> Vec<u32> {
     let threads: Vec<_> = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten().collect();
     let lists: Vec<String> =

@@ -42,7 +42,7 @@ pub fn run_guard(argv: &[OsString], options: &GuardOptions) -> ! {
         folder::remove(scratch);
     }
     report(&end);
-    // A pending read of standard input cannot be cancelled.
+    // Ends the other thread too, whose pending read of standard input cannot be cancelled.
     std::process::exit(0)
 }
 

@@ -20,5 +20,5 @@ pub use children::{KnownChild, spawn};
 pub use end::ProcessEnd;
 pub use folder::{create as create_folder, remove as remove_folder};
 pub use guard::{GuardOptions, run_guard};
-pub use program::{Folder, Program, Running, RunningControl, RunningEnd, start};
+pub use program::{Folder, Program, RunningControl, RunningEnd, RunningProgram, start};
 pub use protection::{adopt_orphans, forbid_inspection};

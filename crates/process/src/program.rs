@@ -50,7 +50,7 @@ pub enum Folder {
 
 /// A program that was started.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningProgram {
     pub stdout: Option<ChildStdout>,
     pub stderr: Option<ChildStderr>,
     /// Process id of the guard.
@@ -59,7 +59,7 @@ pub struct Running {
     pub end: RunningEnd,
 }
 
-/// Dropping it kills the program with everything that it has started.
+/// Controls a running program. Dropping it kills the program with everything that it has started.
 #[derive(Debug)]
 pub struct RunningControl(mpsc::UnboundedSender<ControlCommand>);
 
@@ -72,9 +72,9 @@ enum ControlCommand {
     Kill,
 }
 
-/// How long a guard may take to kill its program. A program may have stopped its guard.
+/// How long a guard may take to kill its program. Then the guard is killed too: its program may have suspended it.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
-/// How long the report of a guard that has ended may take to be read.
+/// Time limit for reading the report of a guard that has ended.
 const REPORT_LIMIT: Duration = Duration::from_secs(1);
 const MAX_REPORT_BYTES: u64 = 64 << 10;
 
@@ -95,7 +95,7 @@ impl RunningEnd {
     pub async fn wait(&mut self) -> ProcessEnd {
         match self.0.wait_for(Option::is_some).await {
             Ok(end) => end.clone().unwrap_or(ProcessEnd::GuardLost),
-            // The runtime stops.
+            // The runtime is shutting down.
             Err(_) => ProcessEnd::GuardLost,
         }
     }
@@ -103,12 +103,12 @@ impl RunningEnd {
 
 /// Starts a program. `guard` is the `faena` binary.
 ///
-/// Without a guard, only this process kills the program, and only its process group. Callers use that in tests.
+/// Without a guard, only this process kills the program, and only its process group. Only tests do without one.
 ///
 /// # Errors
-/// If the guard, or the program without a guard, cannot be started. A guard reports that it cannot start its program as the end of
-/// the program.
-pub fn start(guard: Option<&Path>, program: Program) -> io::Result<Running> {
+/// If the guard, or the program without a guard, cannot be started. If a guard cannot start its program, [`RunningEnd::wait`] returns
+/// [`ProcessEnd::NotStarted`].
+pub fn start(guard: Option<&Path>, program: Program) -> io::Result<RunningProgram> {
     let scratch = match &program.folder {
         Folder::Scratch(path) => Some(path.clone()),
         Folder::Inherited | Folder::Given(_) => None,
@@ -122,7 +122,7 @@ pub fn start(guard: Option<&Path>, program: Program) -> io::Result<Running> {
     let (mut child, known) = children::spawn(&mut command)?;
     let (commands, received) = mpsc::unbounded_channel();
     let (report, end) = watch::channel(None);
-    let running = Running {
+    let running = RunningProgram {
         stdout: child.stdout.take(),
         stderr: child.stderr.take(),
         guard_id: child.id(),

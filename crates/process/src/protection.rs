@@ -31,9 +31,10 @@ pub fn adopt_orphans() {
 pub(crate) fn restrict_guard() {
     forbid_inspection();
     adopt_orphans();
-    // A guard that its program has stopped continues when this server ends, and then kills its program.
+    // If a program has stopped its guard with SIGSTOP, this signal resumes the guard when the server ends, so that it can
+    // kill the program.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
-    // A program that became another user could not be killed.
+    // Otherwise the program could become another user with a setuid binary, and the guard could not kill it.
     let _ = set_no_new_privs(true);
     // Keeps a program that runs as root from tracing this server. It can still read the server's environment, because
     // the sandbox needs `CAP_SYS_ADMIN`. Fails for other users, who have neither capability.

@@ -25,13 +25,14 @@ pub struct Client {
     /// Counts connections, so that a new one is recognised.
     connections: AtomicU64,
     outage: Mutex<Option<String>>,
+    /// Called with the duration of each round trip.
     round_trip: Box<dyn Fn(Duration) + Send + Sync>,
 }
 
 #[derive(Default)]
 struct State {
     connection: Option<Connection>,
-    /// When to connect again after a failure, and the pause after the next one.
+    /// When to connect again after a failure, and the length of the pause until then.
     retry: Option<(Instant, Duration)>,
 }
 
@@ -121,7 +122,7 @@ impl Client {
         self.state.lock().await.connection = None;
     }
 
-    /// Runs the commands in order, in one round trip unless the server does not have a script.
+    /// Runs the commands in order, in one round trip. Scripts that the server does not know yet are sent again in a second one.
     pub async fn run(&self, connection: &mut Connection, commands: &[Command]) -> Result<Vec<Value>, QueueError> {
         let began = Instant::now();
         let mut answers = self.send(connection, commands.iter().map(|command| command.encode(true))).await?;

@@ -1,4 +1,4 @@
-//! Connects to the server that has the keys: the given one, the master that sentinels name, or the master of their slot in a cluster.
+//! Connects to the server that has the keys: the given one, the master that the sentinels name, or the master of the slot in a cluster.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ pub async fn connect(address: &RedisAddress, prefix: &str, timeout: Duration) ->
     let mut last = "no host".to_owned();
     for host in &address.hosts {
         let attempt = match &address.sentinel {
-            Some((master, login)) => by_sentinel(address, host, master, login, prefix, timeout).await,
-            None => direct(address, host, prefix, timeout).await,
+            Some((master, login)) => connect_by_sentinel(address, host, master, login, prefix, timeout).await,
+            None => connect_directly(address, host, prefix, timeout).await,
         };
         match attempt {
             Ok(connection) => return Ok(connection),
@@ -38,7 +38,7 @@ pub async fn connect(address: &RedisAddress, prefix: &str, timeout: Duration) ->
     Err(last)
 }
 
-async fn by_sentinel(
+async fn connect_by_sentinel(
     address: &RedisAddress,
     sentinel: &(String, u16),
     master: &str,
@@ -54,10 +54,10 @@ async fn by_sentinel(
         .await
         .map_err(describe)?;
     let host = found.ok_or_else(|| format!("the sentinel does not know the master {master:?}"))?;
-    direct(address, &host, prefix, timeout).await
+    connect_directly(address, &host, prefix, timeout).await
 }
 
-async fn direct(
+async fn connect_directly(
     address: &RedisAddress,
     host: &(String, u16),
     prefix: &str,

@@ -11,7 +11,7 @@ pub enum QueueError {
     NotFilled,
     /// A newer Faena has written the data.
     #[error(
-        "the queue in Redis has format {found}, this Faena knows only up to {known}; update this Faena or set another queue.prefix"
+        "the queue in Redis has format {found}, but this version of faena knows only up to {known}; use a newer version or set another queue.prefix"
     )]
     NewerFormat { found: u32, known: u32 },
     /// A key has a value of another kind: another program uses the same name.

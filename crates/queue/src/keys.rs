@@ -1,6 +1,6 @@
 //! Names of the keys in Redis.
 
-/// Prefix of the task scheduler service.
+/// The prefix that the task scheduler service uses. Programs written for that service find their keys under it.
 pub const DEFAULT_PREFIX: &str = "scheduler";
 
 /// Returns whether a text can be the prefix of the keys: 1 to 100 visible ASCII characters without glob characters, and braces only
@@ -35,7 +35,7 @@ impl Keys {
         format!("{}:{name}", self.prefix)
     }
 
-    /// Format and time of the data. Its absence means that the data was lost.
+    /// Format of the data, and when it was filled from the database. If this key is absent, the data was lost.
     pub fn meta(&self) -> String {
         self.of("faena")
     }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_keys_are_those_of_the_seed() {
+    fn the_default_keys_are_those_of_the_task_scheduler_service() {
         let keys = Keys::new(DEFAULT_PREFIX, false);
         assert_eq!(keys.priority(), "scheduler:queue:priority");
         assert_eq!(keys.delayed(), "scheduler:queue:delayed");

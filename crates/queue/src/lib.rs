@@ -21,6 +21,6 @@ pub use error::QueueError;
 pub use inspect::ServerInfo;
 pub use keys::{DEFAULT_PREFIX, is_valid_prefix};
 pub use redis_queue::{
-    BeginResult, FORMAT, FinishedJob, GrantedJob, LaneTake, Move, Placement, QueueSet, QueueStats, ReadyEntry,
+    FORMAT, FinishedJob, GrantedJob, LaneTake, Move, Placement, PrepareResult, QueueSet, QueueStats, ReadyEntry,
     RedisQueue, RedisQueueOptions, RunResult, TakeRequest, TakenJob, WorkerEntry,
 };

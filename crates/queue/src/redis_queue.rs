@@ -22,7 +22,7 @@ use crate::{
     scripts::{self, MoveScript},
 };
 
-/// Version of the keys and of what is in them.
+/// Version of the keys and of their content.
 pub const FORMAT: u32 = 1;
 
 /// Maximum number of jobs in one script call: a script blocks the whole Redis server.
@@ -66,7 +66,7 @@ pub struct LaneTake {
     pub lane: i32,
     /// Lanes with the same number belong to one queue.
     pub queue: usize,
-    /// Added to the scores of the lane, if its queue has another order than the scores.
+    /// Added to the scores of the lane, if the order of its queue is not that of the scores.
     pub bias: i64,
 }
 
@@ -102,7 +102,7 @@ pub struct GrantedJob {
     pub lane: i32,
     pub owner: Uuid,
     pub run: i64,
-    /// Whether it was taken from here, so that its entries have moved already.
+    /// Whether it was taken from Redis, so that its entries have moved already.
     pub was_taken: bool,
     /// Until when the entry is valid without asking the database.
     pub lease_until_ms: i64,
@@ -164,9 +164,9 @@ pub struct QueueStats {
     pub lanes: HashMap<i32, u64>,
 }
 
-/// Result of [`RedisQueue::begin`].
+/// Result of [`RedisQueue::prepare`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BeginResult {
+pub struct PrepareResult {
     /// Format of the data that was there.
     pub found: Option<u32>,
     /// Whether keys had values of another type, which were deleted.
@@ -215,17 +215,17 @@ impl RedisQueue {
     }
 
     /// Prepares the keys: data of an older format and values of another type are deleted.
-    pub async fn begin(&self, lanes: &[i32], now_ms: i64) -> Result<BeginResult, QueueError> {
+    pub async fn prepare(&self, lanes: &[i32], now_ms: i64) -> Result<PrepareResult, QueueError> {
         let mut connection = self.client.connection().await?;
         let arguments = vec![FORMAT.to_string(), now_ms.to_string()];
-        let command = script(&scripts::BEGIN, &connection, lanes, arguments);
+        let command = script(&scripts::PREPARE, &connection, lanes, arguments);
         let answers = self.client.run(&mut connection, &[command]).await?;
         let (found, must_fill): (i64, i64) = read(answers.into_iter().next())?;
         let format = u32::try_from(found).ok().filter(|format| *format > 0);
         match format {
             Some(found) if found > FORMAT => Err(QueueError::NewerFormat { found, known: FORMAT }),
             found_format => {
-                Ok(BeginResult { found: found_format, had_foreign_keys: found < 0, must_fill: must_fill == 1 })
+                Ok(PrepareResult { found: found_format, had_foreign_keys: found < 0, must_fill: must_fill == 1 })
             }
         }
     }
@@ -251,14 +251,14 @@ impl RedisQueue {
         requests.iter().zip(answers).map(|(request, answer)| taken(request, answer)).collect()
     }
 
-    /// Makes the moves in order, many in one round trip. Returns how many entries were new.
+    /// Applies the moves in order, many in one round trip. Returns how many entries were new.
     pub async fn apply(&self, moves: &[Move], placement: Placement) -> Result<u64, QueueError> {
         if moves.is_empty() {
             return Ok(0);
         }
         let mut connection = self.client.connection().await?;
         let mut commands = Vec::new();
-        for group in moves.chunk_by(|one, other| kind_and_lane(one) == kind_and_lane(other)) {
+        for group in moves.chunk_by(|one, other| group_key(one) == group_key(other)) {
             for part in group.chunks(JOBS_PER_CALL) {
                 commands.push(command(&connection, part, placement));
             }
@@ -371,8 +371,8 @@ impl RedisQueue {
         self.client.run(&mut connection, &[command]).await.map(drop)
     }
 
-    /// Makes this node the reconciler for `duration`. Returns `false` while another node is the reconciler.
-    pub async fn lead(&self, node: Uuid, duration: Duration) -> Result<bool, QueueError> {
+    /// Tries to make this node the reconciler for `duration`. Returns `false` while another node is the reconciler.
+    pub async fn become_reconciler(&self, node: Uuid, duration: Duration) -> Result<bool, QueueError> {
         let mut connection = self.client.connection().await?;
         let key = connection.keys.reconciler();
         let mut command = redis::cmd("SET");
@@ -393,8 +393,8 @@ fn script(script: &'static MoveScript, connection: &Connection, lanes: &[i32], a
 }
 
 /// Returns the kind, lane and lease of a move. One script call applies moves for which they are equal.
-fn kind_and_lane(one: &Move) -> (u8, i32, i64) {
-    match one {
+fn group_key(queue_move: &Move) -> (u8, i32, i64) {
+    match queue_move {
         Move::Put(entry) => (0, entry.lane, 0),
         Move::Delay(entry) => (1, entry.lane, 0),
         Move::Grant(job) => (if job.was_taken { 2 } else { 5 }, job.lane, job.lease_until_ms),
@@ -407,7 +407,7 @@ fn kind_and_lane(one: &Move) -> (u8, i32, i64) {
 fn command(connection: &Connection, moves: &[Move], placement: Placement) -> Command {
     let mode = if placement == Placement::Now { "now" } else { "fill" };
     let mut arguments = vec![FORMAT.to_string()];
-    let (_, lane, lease_until_ms) = moves.first().map_or((0, 0, 0), kind_and_lane);
+    let (_, lane, lease_until_ms) = moves.first().map_or((0, 0, 0), group_key);
     match moves.first() {
         Some(Move::Put(_) | Move::Delay(_)) => arguments.push(mode.to_owned()),
         Some(Move::Grant(job)) => {
@@ -416,8 +416,8 @@ fn command(connection: &Connection, moves: &[Move], placement: Placement) -> Com
         }
         _ => {}
     }
-    for one in moves {
-        match one {
+    for queue_move in moves {
+        match queue_move {
             Move::Put(entry) | Move::Delay(entry) => arguments.extend([entry.score.to_string(), entry.id.to_string()]),
             Move::Grant(job) => arguments.extend([job.id.to_string(), job.owner.to_string(), job.run.to_string()]),
             Move::Finish(job) => arguments.extend([

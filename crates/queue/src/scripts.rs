@@ -17,7 +17,7 @@ script!(DELAY, "delay.lua");
 script!(GRANT, "grant.lua");
 script!(FINISH, "finish.lua");
 script!(REMOVE, "remove.lua");
-script!(BEGIN, "begin.lua");
+script!(PREPARE, "prepare.lua");
 script!(STATS, "stats.lua");
 script!(WORKERS, "workers.lua");
 

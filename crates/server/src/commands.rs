@@ -28,7 +28,7 @@ struct Cli {
 enum Command {
     /// Start the server
     #[command(
-        after_help = "Examples:\n  faena serve\n  faena serve --database-url postgres://user:password@host/database --roles engine,worker"
+        after_help = "Examples:\n  faena serve\n  faena serve --database-url postgres://user:password@host/database \\\n    --roles engine,worker"
     )]
     Serve(ServeArguments),
     /// Start a server with sample data and a steady load, in a temporary folder; Ctrl-C removes everything
@@ -39,7 +39,7 @@ enum Command {
     Migrate(ConfigArguments),
     /// Move everything from SQLite to an empty PostgreSQL database; run it again to continue after an interruption
     #[command(
-        after_help = "Examples:\n  faena move --from sqlite:faena-data/faena.db --to postgres://user:password@host/database --dry-run\n  DATABASE_URL=postgres://user:password@host/database faena move --from sqlite:faena-data/faena.db"
+        after_help = "Examples:\n  faena move --from sqlite:faena-data/faena.db \\\n    --to postgres://user:password@host/database --dry-run\n  DATABASE_URL=postgres://user:password@host/database \\\n    faena move --from sqlite:faena-data/faena.db"
     )]
     Move {
         /// Configuration file with the target [default: faena.toml, if it exists]
@@ -76,7 +76,7 @@ enum Command {
         #[command(flatten)]
         arguments: health::Arguments,
     },
-    /// Benchmark Faena against the limits of this machine
+    /// Benchmark Faena against a baseline that is measured on this machine
     #[command(after_help = "Example:\n  faena bench --jobs 100000 --seconds 10")]
     Bench(bench::Arguments),
     /// Manage event sinks and rejected events, or print SQL for an outbox in your database
@@ -300,7 +300,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
-/// Prints help, or what is wrong with the arguments, which the message repeats.
+/// Prints help, or what is wrong with the arguments. The message may repeat arguments with control characters.
 fn print_usage(error: &clap::Error) {
     let text = error.render().to_string();
     if printable(&text) == text {

@@ -143,7 +143,7 @@ impl Report {
             json!({"code": repaired.code, "count": repaired.count, "text": format!("{} {}", repaired.count, repaired.done)})
         });
         let report = json!({
-            "engine": self.inspection.engine,
+            "engine": self.inspection.database_kind,
             "jobs": self.inspection.jobs,
             "inUseBy": self.inspection.in_use_by,
             "tookMs": u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
@@ -231,7 +231,8 @@ fn check_certificate(config: &Config, now: Timestamp) -> Option<Finding> {
 
 fn check_loops(ready: &Ready, url: &str) -> Vec<Finding> {
     const ADVICE: &str = "check the server's log; restart the server if the loop does not recover";
-    const INPUT_ADVICE: &str = "repair what the message names; Faena retries, and nothing is lost meanwhile";
+    const INPUT_ADVICE: &str =
+        "fix the cause that the message names; Faena keeps retrying, and nothing is lost meanwhile";
     const SIGNAL_ADVICE: &str = "set database.listen_url to a direct address of PostgreSQL; the server polls meanwhile";
     let mut findings = Vec::new();
     if let Some(error) = &ready.checks.database.error {
@@ -239,7 +240,7 @@ fn check_loops(ready: &Ready, url: &str) -> Vec<Finding> {
         findings.push(finding("server-database", Severity::Error, text, "check the database and the server's log"));
     }
     if let Some(problem) = &ready.checks.database.signal_problem {
-        let text = format!("the server at {url} does not learn immediately of what other servers do: {problem}");
+        let text = format!("the server at {url} receives no notifications from other servers: {problem}");
         findings.push(finding("signals-lost", Severity::Warning, text, SIGNAL_ADVICE));
     }
     for check in &ready.checks.loops {
@@ -288,7 +289,7 @@ mod tests {
         let text = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/sda1 100000000 95000000 5000000 95% /data\n";
         assert_eq!(parse_df(text), Some((5_000_000, 100_000_000)));
         assert_eq!(parse_df("nonsense"), None);
-        let found = disk_finding("/data", 5_000_000, 100_000_000).expect("five percent are few");
+        let found = disk_finding("/data", 5_000_000, 100_000_000).expect("five percent is too little");
         assert!(found.text.contains("4882 MiB left (5 %)"), "{}", found.text);
         assert!(disk_finding("/data", 900_000, 2_000_000).is_some(), "less than a gibibyte");
         assert_eq!(disk_finding("/data", 50_000_000, 100_000_000), None);

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use faena_cli::output::print;
-use faena_domain::masked_url;
+use faena_domain::{masked_url, outage};
 use faena_wire::{Health, Ready};
 
 use crate::{config::Config, serve::CannotStart};
@@ -55,11 +55,15 @@ pub async fn fetch(base: &str) -> anyhow::Result<Ready> {
 }
 
 async fn call(url: &str) -> anyhow::Result<reqwest::Response> {
-    let answer = client()?.get(url).send().await.map_err(reqwest::Error::without_url);
-    answer.with_context(|| format!("no answer from {}", masked_url(url)))
+    client()?.get(url).send().await.map_err(|error| {
+        let error = error.without_url();
+        let reason = if error.is_timeout() { "no answer in time".to_owned() } else { outage(&error) };
+        anyhow::anyhow!("cannot reach {}: {reason}", masked_url(url))
+    })
 }
 
-/// The server is on this machine, and its certificate is for another name. No secret is sent.
+/// Returns a client that accepts any certificate: the server is on this machine, its certificate is for another name, and no
+/// secret is sent.
 fn client() -> anyhow::Result<reqwest::Client> {
     let builder = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).tls_danger_accept_invalid_certs(true);
     builder.build().context("the HTTP client")

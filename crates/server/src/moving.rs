@@ -40,8 +40,13 @@ pub struct Arguments {
 
 const FAILED: u8 = 1;
 
-/// Moves to the database of the configuration, which `--to` has replaced.
+/// Moves the database `--from` to `to`: the value of `--to`, or the configured database.
 pub async fn run(arguments: &Arguments, to: &str) -> anyhow::Result<ExitCode> {
+    if !arguments.from.starts_with("sqlite:") {
+        let text =
+            "--from: must be sqlite:FILE, such as sqlite:faena.db; \"faena move\" moves from SQLite to PostgreSQL";
+        return Err(StoreError::Setup(text.into()).into());
+    }
     let resume = if arguments.restart { Resume::Discard } else { Resume::Continue };
     if arguments.dry_run {
         let survey = transfer::survey(&arguments.from, to, resume).await.map_err(name_option)?;
@@ -51,7 +56,7 @@ pub async fn run(arguments: &Arguments, to: &str) -> anyhow::Result<ExitCode> {
     let (started, now) = (Instant::now(), Timestamp::now());
     let before = inspect(&arguments.from, now).await?;
     if before.findings.iter().any(|finding| finding.code == "file-damaged") {
-        let text = "the source is damaged; run \"faena doctor\" on it, and move a backup that is not";
+        let text = "the source is damaged; run \"faena doctor\" on it, or move an undamaged backup";
         return Err(StoreError::Setup(text.into()).into());
     }
     let bar = progress::bar(0, "starting");
@@ -86,7 +91,7 @@ async fn inspect(url: &str, now: Timestamp) -> anyhow::Result<Inspection> {
     Ok(inspection?)
 }
 
-/// Names the option instead of the variable that other commands use.
+/// Writes "the target database" where a message names `DATABASE_URL`, because this command can take the URL from `--to`.
 fn name_option(error: StoreError) -> StoreError {
     match error {
         StoreError::Setup(text) => {
@@ -96,11 +101,11 @@ fn name_option(error: StoreError) -> StoreError {
     }
 }
 
-/// Returns the errors that the target has and the source had not.
+/// Returns the errors that the target has and the source did not have.
 fn added_errors(before: &Inspection, after: &Inspection) -> Vec<Finding> {
     let known =
         |code: &str| before.findings.iter().filter(|finding| finding.code == code).map(|found| found.count).sum();
-    // The time of the inspection is that of the beginning of the move, so the clock seems to be late.
+    // Both inspections use the time at which the move began, so during the second one the clock seems to be behind.
     let is_added = |finding: &&Finding| {
         finding.severity == Severity::Error && finding.code != "clock-skew" && finding.count > known(finding.code)
     };
@@ -198,7 +203,7 @@ mod tests {
             advice: "",
             fixable: false,
         });
-        Inspection { engine: "sqlite", jobs: 0, in_use_by: None, findings: findings.collect() }
+        Inspection { database_kind: "sqlite", jobs: 0, in_use_by: None, findings: findings.collect() }
     }
 
     #[test]

@@ -139,7 +139,7 @@ fn cannot_use_redis(error: &QueueError) -> String {
     )
 }
 
-/// Serves the API and the dashboard on their listener, the API on that of the pools, and health checks on theirs.
+/// Starts a server on each listener: one for the API and the dashboard, one for pool processes, and one for health checks.
 fn start_servers(
     api: Api,
     dashboard: DashboardConfig,
@@ -271,8 +271,8 @@ fn start_logging(config: &Config) {
         "fatal" => "error",
         level => level,
     };
-    // `trace` means Faena's own trace, not that of the libraries. The broker clients would log passwords and message bodies, and the
-    // connection pool a line per connection in an outage, which Faena logs once.
+    // The libraries keep their own levels, also if `log.level` is `trace`. The broker clients would log passwords and message
+    // bodies. The connection pool would log each connection that fails in an outage; Faena logs the outage once.
     let filter = EnvFilter::new(format!(
         "{level},hyper=info,h2=info,tokio_postgres=info,deadpool=error,reqwest=info,rustls=info,lapin=off,async_nats=off"
     ));

@@ -31,8 +31,8 @@ CREATE TABLE faena.lane (
 );
 CREATE INDEX lane_retired ON faena.lane (id) WHERE retired;
 
--- Returns the ids of lanes, in the order of their names. Creates those that do not exist, and takes retired ones back into use. The lock
--- is that of everything that adds or removes lanes, so there are never more than `most`.
+-- Returns the ids of lanes, in the order of their names. Creates those that do not exist, and takes retired ones back into use.
+-- Everything that adds or removes lanes takes this lock, so there are never more than `most`.
 CREATE FUNCTION faena.put_lanes(queues text[], types text[], priorities smallint[], keyeds boolean[], most bigint) RETURNS SETOF integer
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -72,7 +72,8 @@ CREATE TABLE faena.job (
 CREATE INDEX job_correlation ON faena.job (correlation) WHERE correlation IS NOT NULL;
 
 -- Jobs that a worker may claim. The primary key is the claim order.
--- must_record_start: its start must be recorded before it runs. key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
+-- must_record_start: its start must be recorded before it runs.
+-- key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
 CREATE TABLE faena.ready (
     lane        integer NOT NULL,
     ready_at    bigint NOT NULL,
@@ -186,7 +187,7 @@ CREATE TABLE faena.attempt (
 );
 
 -- Entries of the execution log that do not belong to a run that has ended. A job keeps its first and its newest entries.
--- dropped: the number of entries that were deleted just before this one. The index answers how much a job has.
+-- dropped: the number of entries that were deleted just before this one. The index is enough to count the entries and bytes of a job.
 CREATE TABLE faena.job_log (
     sequence bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id       uuid NOT NULL,
@@ -225,7 +226,7 @@ CREATE TABLE faena.label (
     id    uuid NOT NULL,
     PRIMARY KEY (kind, value, id)
 );
--- A search through names reads the newest ones.
+-- A search for a part of a name reads the newest names.
 CREATE INDEX label_name ON faena.label (id) WHERE kind = {NAME_LABEL};
 
 -- Keys that name at most one job each. kind: {IDEMPOTENCY_KEY} idempotency key, {UNIQUE_KEY} unique key (until the job has finished).
@@ -278,8 +279,9 @@ CREATE INDEX counter_in_flight ON faena.counter (lane) WHERE tally = {TALLY_IN_F
 
 -- ------------------------------------------------------------------------------------------------------------------------- history
 
--- What happened to the jobs of a queue in a minute, an hour or a day. period: 0 hour, 1 day (UTC), 2 minute. measure: see HistoryMeasure in src/history.rs.
--- bucket: of a measured time, the index of its bound; of completed jobs, their priority; otherwise 0.
+-- What happened to the jobs of a queue in a minute, an hour or a day. period: 0 hour, 1 day (UTC), 2 minute.
+-- measure: see HistoryMeasure in src/history.rs. bucket: for a measured time, the index of its bound; for completed jobs, their priority;
+-- otherwise 0.
 CREATE TABLE faena.history (
     period    smallint NOT NULL,
     starts_at bigint NOT NULL,
@@ -381,8 +383,9 @@ CREATE TABLE faena.queue (
 );
 
 -- Limits. scope: {SCOPE_SYSTEM} the whole system (name ''), {SCOPE_QUEUE} a queue, {SCOPE_TYPE} a type, {SCOPE_KEY} a key, or each key
--- with this prefix if the name ends with *. rate_count starts per rate_period_ms. tokens: starts left at tokens_at (for keys: in bucket).
--- origin: config or api; limits set through the API outlive the configuration. reached_at: when it last delayed a job.
+-- with this prefix if the name ends with *, {SCOPE_MACHINE} the running tasks of a machine. rate_count starts per rate_period_ms.
+-- tokens: starts left at tokens_at (for keys: in bucket). reached_at: when it last delayed a job.
+-- origin: config, api or machine (its definition); limits set through the API outlive the configuration.
 CREATE TABLE faena.limit_rule (
     scope          smallint NOT NULL,
     name           text NOT NULL,
@@ -432,7 +435,8 @@ CREATE TABLE faena.key_in_flight (
 
 -- ----------------------------------------------------------------------------------------------------------- webhooks, audit, bulk
 
--- Notifications about finished jobs and approvals of tasks. subject: the job (event job.status) or the task. host: with its port; hosts are independent of each other.
+-- Notifications about finished jobs and approvals of tasks. subject: the job (event job.status) or the task.
+-- host: with its port; a slow host does not delay the webhooks of others.
 -- state: {WEBHOOK_WAITING} waiting, {WEBHOOK_SENDING} sending, {WEBHOOK_DELIVERED} delivered, {WEBHOOK_FAILED} failed.
 -- due_at: when to send it or, while it is being sent, when the sender's lease ends; absent when it is settled.
 -- attempts: all that were started; spent: those before the last manual redelivery; lost: those since then without a known outcome.
@@ -483,8 +487,9 @@ CREATE TABLE faena.audit (
     count    bigint NOT NULL
 );
 
--- An action on every job that matches a filter, carried out step by step. action: cancel, retry or delete. filter: JSON.
--- last: the job that was processed last; jobs after it, up to up_to, remain.
+-- An action on every job or task that matches a filter, carried out step by step. filter: JSON.
+-- action: cancel, retry or delete for jobs; tasks.send, tasks.cancel, tasks.pause, tasks.resume or tasks.migrate.
+-- last: the job or task that was processed last; those after it, up to up_to, remain.
 -- due_at: time of the next step or, while a node works on a step, when its lease ends; absent when it is finished.
 CREATE TABLE faena.bulk (
     id          uuid PRIMARY KEY,
@@ -542,7 +547,7 @@ CREATE TABLE faena.api_key (
 
 -- spec: JSON, as the caller wrote it. anchor_at: start of interval schedules. cursor_at: every due time up to here is processed.
 -- next_at: the next due time; absent if it is not active. last_job: the job it created last.
--- recent: JSON, created jobs that may still be unfinished. queued: the job that waits for them. finished: why it fires no more.
+-- recent: JSON, created jobs that may still be unfinished. queued: the job that waits for them. finished: why it no longer fires.
 CREATE TABLE faena.schedule (
     id          uuid PRIMARY KEY,
     name        text NOT NULL,
@@ -594,8 +599,9 @@ CREATE TABLE faena.machine (
     PRIMARY KEY (name, version)
 );
 
--- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: since when it is in the innermost. due_at: when its next timer fires; absent while it is paused and after its end.
--- approval: it waits for a decision. events: number of events that it has published, which numbers them. body: JSON, everything that the next step needs to know.
+-- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: when it entered the innermost of them.
+-- due_at: when its next timer fires; absent while it is paused and after its end. approval: it waits for a decision.
+-- events: the number of events that it has published; the next event gets the next number. body: JSON, everything that the next step needs.
 CREATE TABLE faena.task (
     id          uuid PRIMARY KEY,
     machine     text NOT NULL,
@@ -667,9 +673,10 @@ CREATE INDEX task_job_ended ON faena.task_job (task) WHERE ended;
 
 -- --------------------------------------------------------------------------------------------------------------- events and outbox
 
--- Events in commit order, kept while a subscription matches them. subject: the job, worker or schedule; sequence: counts per subject.
--- data: JSON. docs/decisions/004-events-from-rows.md explains how triggers create events.
--- id: random, and without an index: each event would write a page of its own, more of them the more events there are.
+-- Events in commit order. Those of tasks are always recorded, all others only if a subscription matches them.
+-- subject: the job, task, worker or schedule. sequence: counts per subject. data: JSON.
+-- docs/decisions/004-events-from-rows.md explains how triggers create events.
+-- id: random. It has no index, because random values would make almost every event write another page of that index.
 CREATE TABLE faena.event (
     position    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id          uuid NOT NULL,
@@ -810,8 +817,8 @@ BEGIN
     RETURN least(assigned, coalesce(announced, assigned));
 END $$;
 
--- Records a batch of events that match a subscription and queues them for the sinks that want them. The row of a subject in event_head
--- stays locked until the commit, so its next event gets a later sequence and a later position.
+-- Records the events of a batch that match a subscription, and queues them for the sinks whose patterns they match.
+-- The row of a subject in event_head stays locked until the commit, so its next event gets a later sequence and a later position.
 -- Tasks write their events themselves: the row of a task is locked, and numbers its events.
 CREATE FUNCTION faena.put_events(
     types text[], subjects uuid[], ats bigint[], correlations text[], actors text[], traceparents text[], datas text[]) RETURNS void
@@ -839,8 +846,8 @@ BEGIN
     FROM (SELECT subject, count(*) AS steps FROM wanted GROUP BY subject) AS c WHERE h.subject = c.subject;
 END $$;
 
--- Records that jobs have moved to other states. Events for what they passed through on the way come first: that they were created (in
--- this very transaction), that a run had started.
+-- Records that jobs have moved to other states. Adds the events of intermediate states before: that the job was created (in the same
+-- transaction), and that its run had started.
 CREATE FUNCTION faena.put_states(
     ids uuid[], states smallint[], ats bigint[], runs bigint[], workers uuid[], retries smallint[], errors text[], reasons text[],
     starts bigint[]) RETURNS void
@@ -887,7 +894,7 @@ BEGIN
         WHERE s.applies)
     SELECT array_agg(type ORDER BY n, part) AS types, array_agg(id ORDER BY n, part) AS subjects,
            array_agg(since ORDER BY n, part) AS ats, array_agg(correlation ORDER BY n, part) AS correlations,
-           -- The actor of a start is the worker, also if the guardian ends the run.
+           -- The actor of a start is the worker, even if the guardian ends the run.
            array_agg(CASE WHEN by_guardian AND status <> {PROCESSING} THEN 'system:guardian' ELSE actor END ORDER BY n, part) AS actors, array_agg(options ->> 'traceparent' ORDER BY n, part) AS traceparents,
            array_agg(json_strip_nulls(json_build_object(
                'jobId', id, 'name', coalesce(options ->> 'name', kind), 'type', kind, 'queue', queue, 'status', state_names[status + 1],

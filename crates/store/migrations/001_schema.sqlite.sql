@@ -15,7 +15,7 @@
 -- ---------------------------------------------------------------------------------------------------------------------------- jobs
 
 -- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists go lane by lane.
--- keyed: its jobs have a concurrencyKey and form one key queue per key. An id is not used again when its lane was reclaimed.
+-- keyed: its jobs have a concurrencyKey and form one key queue per key. The id of a reclaimed lane is not used again.
 CREATE TABLE lane (
     id       INTEGER PRIMARY KEY AUTOINCREMENT,
     queue    TEXT NOT NULL,
@@ -37,7 +37,8 @@ CREATE TABLE job (
 CREATE INDEX job_correlation ON job (correlation) WHERE correlation IS NOT NULL;
 
 -- Jobs that a worker may claim. The primary key is the claim order.
--- must_record_start: its start must be recorded before it runs. key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
+-- must_record_start: its start must be recorded before it runs.
+-- key: in keyed lanes, the first eight bytes of the SHA-256 of its concurrencyKey.
 CREATE TABLE ready (
     lane        INTEGER NOT NULL,
     ready_at    INTEGER NOT NULL,
@@ -147,7 +148,7 @@ CREATE TABLE attempt (
 ) WITHOUT ROWID;
 
 -- Entries of the execution log that do not belong to a run that has ended. A job keeps its first and its newest entries.
--- dropped: the number of entries that were deleted just before this one. The index answers how much a job has.
+-- dropped: the number of entries that were deleted just before this one. The index is enough to count the entries and bytes of a job.
 CREATE TABLE job_log (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,
     id       BLOB NOT NULL,
@@ -186,7 +187,7 @@ CREATE TABLE label (
     id    BLOB NOT NULL,
     PRIMARY KEY (kind, value, id)
 ) WITHOUT ROWID;
--- A search through names reads the newest ones.
+-- A search for a part of a name reads the newest names.
 CREATE INDEX label_name ON label (id) WHERE kind = {NAME_LABEL};
 
 -- Keys that name at most one job each. kind: {IDEMPOTENCY_KEY} idempotency key, {UNIQUE_KEY} unique key (until the job has finished).
@@ -235,8 +236,9 @@ CREATE TABLE counter (
 
 -- ------------------------------------------------------------------------------------------------------------------------- history
 
--- What happened to the jobs of a queue in a minute, an hour or a day. period: 0 hour, 1 day (UTC), 2 minute. measure: see HistoryMeasure in src/history.rs.
--- bucket: of a measured time, the index of its bound; of completed jobs, their priority; otherwise 0.
+-- What happened to the jobs of a queue in a minute, an hour or a day. period: 0 hour, 1 day (UTC), 2 minute.
+-- measure: see HistoryMeasure in src/history.rs. bucket: for a measured time, the index of its bound; for completed jobs, their priority;
+-- otherwise 0.
 CREATE TABLE history (
     period    INTEGER NOT NULL,
     starts_at INTEGER NOT NULL,
@@ -331,8 +333,9 @@ CREATE TABLE queue (
 ) WITHOUT ROWID;
 
 -- Limits. scope: {SCOPE_SYSTEM} the whole system (name ''), {SCOPE_QUEUE} a queue, {SCOPE_TYPE} a type, {SCOPE_KEY} a key, or each key
--- with this prefix if the name ends with *. rate_count starts per rate_period_ms. tokens: starts left at tokens_at (for keys: in bucket).
--- origin: config or api; limits set through the API outlive the configuration. reached_at: when it last delayed a job.
+-- with this prefix if the name ends with *, {SCOPE_MACHINE} the running tasks of a machine. rate_count starts per rate_period_ms.
+-- tokens: starts left at tokens_at (for keys: in bucket). reached_at: when it last delayed a job.
+-- origin: config, api or machine (its definition); limits set through the API outlive the configuration.
 CREATE TABLE limit_rule (
     scope          INTEGER NOT NULL,
     name           TEXT NOT NULL,
@@ -382,7 +385,8 @@ CREATE TABLE key_in_flight (
 
 -- ----------------------------------------------------------------------------------------------------------- webhooks, audit, bulk
 
--- Notifications about finished jobs and approvals of tasks. subject: the job (event job.status) or the task. host: with its port; hosts are independent of each other.
+-- Notifications about finished jobs and approvals of tasks. subject: the job (event job.status) or the task.
+-- host: with its port; a slow host does not delay the webhooks of others.
 -- state: {WEBHOOK_WAITING} waiting, {WEBHOOK_SENDING} sending, {WEBHOOK_DELIVERED} delivered, {WEBHOOK_FAILED} failed.
 -- due_at: when to send it or, while it is being sent, when the sender's lease ends; absent when it is settled.
 -- attempts: all that were started; spent: those before the last manual redelivery; lost: those since then without a known outcome.
@@ -433,8 +437,9 @@ CREATE TABLE audit (
     count    INTEGER NOT NULL
 );
 
--- An action on every job that matches a filter, carried out step by step. action: cancel, retry or delete. filter: JSON.
--- last: the job that was processed last; jobs after it, up to up_to, remain.
+-- An action on every job or task that matches a filter, carried out step by step. filter: JSON.
+-- action: cancel, retry or delete for jobs; tasks.send, tasks.cancel, tasks.pause, tasks.resume or tasks.migrate.
+-- last: the job or task that was processed last; those after it, up to up_to, remain.
 -- due_at: time of the next step or, while a node works on a step, when its lease ends; absent when it is finished.
 CREATE TABLE bulk (
     id          BLOB PRIMARY KEY,
@@ -492,7 +497,7 @@ CREATE TABLE api_key (
 
 -- spec: JSON, as the caller wrote it. anchor_at: start of interval schedules. cursor_at: every due time up to here is processed.
 -- next_at: the next due time; absent if it is not active. last_job: the job it created last.
--- recent: JSON, created jobs that may still be unfinished. queued: the job that waits for them. finished: why it fires no more.
+-- recent: JSON, created jobs that may still be unfinished. queued: the job that waits for them. finished: why it no longer fires.
 CREATE TABLE schedule (
     id          BLOB PRIMARY KEY,
     name        TEXT NOT NULL,
@@ -544,8 +549,9 @@ CREATE TABLE machine (
     PRIMARY KEY (name, version)
 ) WITHOUT ROWID;
 
--- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: since when it is in the innermost. due_at: when its next timer fires; absent while it is paused and after its end.
--- approval: it waits for a decision. events: number of events that it has published, which numbers them. body: JSON, everything that the next step needs to know.
+-- Tasks. tags: JSON, absent: none. state: the active states, joined by dots. entered_at: when it entered the innermost of them.
+-- due_at: when its next timer fires; absent while it is paused and after its end. approval: it waits for a decision.
+-- events: the number of events that it has published; the next event gets the next number. body: JSON, everything that the next step needs.
 CREATE TABLE task (
     id          BLOB PRIMARY KEY,
     machine     TEXT NOT NULL,
@@ -617,9 +623,10 @@ CREATE INDEX task_job_ended ON task_job (job) WHERE ended = 1;
 
 -- --------------------------------------------------------------------------------------------------------------- events and outbox
 
--- Events in commit order, kept while a subscription matches them. subject: the job, worker or schedule; sequence: counts per subject.
--- data: JSON. docs/decisions/004-events-from-rows.md explains how triggers create events.
--- id: random, and without an index: each event would write a page of its own, more of them the more events there are.
+-- Events in commit order. Those of tasks are always recorded, all others only if a subscription matches them.
+-- subject: the job, task, worker or schedule. sequence: counts per subject. data: JSON.
+-- docs/decisions/004-events-from-rows.md explains how triggers create events.
+-- id: random. It has no index, because random values would make almost every event write another page of that index.
 CREATE TABLE event (
     position    INTEGER PRIMARY KEY AUTOINCREMENT,
     id          BLOB NOT NULL,

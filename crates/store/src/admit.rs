@@ -125,6 +125,7 @@ pub struct Admission<'a> {
     key_queues: BTreeMap<(LaneId, i64), ReadKeyQueue>,
     /// Key queues without jobs.
     empty: Vec<(LaneId, i64)>,
+    /// Ready jobs of lanes without keys.
     plain: Vec<(LaneId, Timestamp, JobId)>,
     chosen: Vec<ReadyJob>,
     limited: BTreeMap<LaneId, Option<Timestamp>>,
@@ -156,7 +157,7 @@ impl<'a> Admission<'a> {
         }
     }
 
-    /// Returns the lanes whose limits allow something; the others are marked as limited.
+    /// Returns the lanes whose limits allow at least one start; the others are marked as limited.
     pub fn open_lanes(&mut self) -> Vec<Lane> {
         let mut open: Vec<Lane> = self.lanes.values().cloned().collect();
         open.sort_by_key(|lane| lane.id);
@@ -173,11 +174,11 @@ impl<'a> Admission<'a> {
 
     /// Returns how many ready jobs of a lane without keys to read: one more than may start, to see whether any is
     /// delayed.
-    pub fn heads_wanted(&self, lane: LaneId) -> usize {
+    pub fn plain_jobs_wanted(&self, lane: LaneId) -> usize {
         self.limit.min(self.claim_limits.room(lane).saturating_add(1))
     }
 
-    pub fn add_head(&mut self, lane: LaneId, ready_at: Timestamp, id: JobId) {
+    pub fn add_plain_job(&mut self, lane: LaneId, ready_at: Timestamp, id: JobId) {
         self.plain.push((lane, ready_at, id));
     }
 
@@ -212,7 +213,7 @@ impl<'a> Admission<'a> {
         self.keys.get(&key).map_or(usize::MAX, ClaimLimit::room)
     }
 
-    /// Returns the first read of each key queue.
+    /// Returns the first read request for each key queue.
     pub fn wanted(&mut self) -> Vec<ReadRequest> {
         let share = (self.limit * 2 / self.key_queues.len().max(1)).max(4);
         let key_queues: Vec<(LaneId, i64)> = self.key_queues.keys().copied().collect();
@@ -223,15 +224,15 @@ impl<'a> Admission<'a> {
         // One more than may start shows whether there are more.
         let room = self.key_room(key).min(self.claim_limits.room(lane));
         let count = if room == 0 { 0 } else { self.limit.min(room).saturating_add(1).min(share) };
-        let seen = self.key_queues.get_mut(&(lane, key))?;
-        seen.requested = count;
-        seen.jobs.clear();
+        let read_queue = self.key_queues.get_mut(&(lane, key))?;
+        read_queue.requested = count;
+        read_queue.jobs.clear();
         (count > 0).then_some(ReadRequest { lane, key, count })
     }
 
     pub fn add_job(&mut self, lane: LaneId, key: i64, ready_at: Timestamp, id: JobId) {
-        if let Some(seen) = self.key_queues.get_mut(&(lane, key)) {
-            seen.jobs.push((ready_at, id));
+        if let Some(read_queue) = self.key_queues.get_mut(&(lane, key)) {
+            read_queue.jobs.push((ready_at, id));
         }
     }
 
@@ -243,7 +244,7 @@ impl<'a> Admission<'a> {
         let mut keys = self.keys.clone();
         let mut chosen = Vec::new();
         let mut limited_lanes = BTreeSet::new();
-        self.key_queues.values_mut().for_each(|seen| seen.taken = 0);
+        self.key_queues.values_mut().for_each(|read_queue| read_queue.taken = 0);
         for candidate in select_fairly(candidates, count, self.first_queue) {
             if chosen.len() == self.limit {
                 break;
@@ -258,8 +259,8 @@ impl<'a> Admission<'a> {
                     continue;
                 };
                 claim_limit.take(1);
-                if let Some(seen) = self.key_queues.get_mut(&(ready_job.lane, key)) {
-                    seen.taken += 1;
+                if let Some(read_queue) = self.key_queues.get_mut(&(ready_job.lane, key)) {
+                    read_queue.taken += 1;
                 }
             }
             claim_limits.take(ready_job.lane, 1);
@@ -268,11 +269,15 @@ impl<'a> Admission<'a> {
         let exhausted: Vec<(LaneId, i64, usize)> = self
             .key_queues
             .iter()
-            .filter(|(_, seen)| seen.taken > 0 && seen.taken == seen.jobs.len() && seen.jobs.len() == seen.requested)
-            .filter(|((lane, key), seen)| {
-                seen.requested <= self.limit.min(self.key_room(*key)).min(self.claim_limits.room(*lane))
+            .filter(|(_, read_queue)| {
+                read_queue.taken > 0
+                    && read_queue.taken == read_queue.jobs.len()
+                    && read_queue.jobs.len() == read_queue.requested
             })
-            .map(|((lane, key), seen)| (*lane, *key, seen.requested * 8))
+            .filter(|((lane, key), read_queue)| {
+                read_queue.requested <= self.limit.min(self.key_room(*key)).min(self.claim_limits.room(*lane))
+            })
+            .map(|((lane, key), read_queue)| (*lane, *key, read_queue.requested * 8))
             .collect();
         if !exhausted.is_empty() {
             return exhausted
@@ -283,9 +288,9 @@ impl<'a> Admission<'a> {
         *self.claim_limits = claim_limits;
         self.keys = keys;
         self.chosen = chosen;
-        for ((lane, key), seen) in &self.key_queues {
+        for ((lane, key), read_queue) in &self.key_queues {
             let prefetch_only = self.keys.get(key).filter(|claim_limit| {
-                seen.requested == 0 && claim_limit.free_concurrency() > 0 && claim_limit.tokens() > 0
+                read_queue.requested == 0 && claim_limit.free_concurrency() > 0 && claim_limit.tokens() > 0
             });
             if let Some(at) = prefetch_only.and_then(ClaimLimit::next_allowed_at) {
                 self.limited.entry(*lane).or_insert(Some(at));
@@ -307,8 +312,8 @@ impl<'a> Admission<'a> {
             *first = (*first).min(ready_at.as_ms());
         }
         let plain = self.plain.iter().map(|(lane, ready_at, id)| (*lane, None, 0, *ready_at, *id));
-        let keyed = self.key_queues.iter().flat_map(|((lane, key), seen)| {
-            seen.jobs.iter().map(|(ready_at, id)| (*lane, Some(*key), seen.key_queue.rank, *ready_at, *id))
+        let keyed = self.key_queues.iter().flat_map(|((lane, key), read_queue)| {
+            read_queue.jobs.iter().map(|(ready_at, id)| (*lane, Some(*key), read_queue.key_queue.rank, *ready_at, *id))
         });
         plain
             .chain(keyed)
@@ -357,8 +362,8 @@ impl<'a> Admission<'a> {
             if let Some(claim_limit) = key.and_then(|key| self.keys.get_mut(&key)) {
                 claim_limit.release(1);
             }
-            if let Some(seen) = key.and_then(|key| self.key_queues.get_mut(&(lane, key))) {
-                seen.taken -= 1;
+            if let Some(read_queue) = key.and_then(|key| self.key_queues.get_mut(&(lane, key))) {
+                read_queue.taken -= 1;
             }
             self.recheck_at(lane, self.now.plus_ms(BUSY_MS));
         }
@@ -366,7 +371,7 @@ impl<'a> Admission<'a> {
 
     /// Returns the changes of key queues: served ones move to the end of the round robin, those at their limit are closed.
     pub fn key_queue_changes(&mut self) -> Vec<KeyQueueChange> {
-        let last_rank = self.key_queues.values().map(|seen| seen.key_queue.rank).max().unwrap_or(i64::MIN);
+        let last_rank = self.key_queues.values().map(|read_queue| read_queue.key_queue.rank).max().unwrap_or(i64::MIN);
         let mut served = self.round_robin.served.lock();
         let next_turn = last_rank.max(self.now.as_ms()).saturating_add(1);
         let mut next: HashMap<&str, i64> = HashMap::new();
@@ -380,22 +385,22 @@ impl<'a> Admission<'a> {
         served.extend(next.into_iter().map(|(queue, rank)| (queue.to_owned(), rank)));
         drop(served);
         let mut changes = Vec::new();
-        for ((lane, key), seen) in &self.key_queues {
+        for ((lane, key), read_queue) in &self.key_queues {
             let fair = self.lanes.get(lane).is_some_and(|lane| self.rules.fairness(&lane.queue) == Fairness::Key);
-            let more = seen.jobs.len() > seen.taken || seen.requested == 0;
+            let more = read_queue.jobs.len() > read_queue.taken || read_queue.requested == 0;
             let claim_limit = self
                 .keys
                 .get(key)
                 .filter(|claim_limit| more && (claim_limit.free_concurrency() == 0 || claim_limit.tokens() == 0));
-            if claim_limit.is_none() && seen.taken == 0 {
+            if claim_limit.is_none() && read_queue.taken == 0 {
                 continue;
             }
             let opens_at = claim_limit.and_then(ClaimLimit::next_allowed_at);
             changes.push(KeyQueueChange {
                 lane: *lane,
                 key: *key,
-                rank: match (fair, seen.taken) {
-                    (true, 0) => Some(seen.key_queue.rank),
+                rank: match (fair, read_queue.taken) {
+                    (true, 0) => Some(read_queue.key_queue.rank),
                     (true, _) => Some(next_turn),
                     (false, _) => None,
                 },
@@ -407,12 +412,11 @@ impl<'a> Admission<'a> {
         changes
     }
 
-    /// Returns key queues that have, or may have, no job left.
+    /// Returns key queues that have no job left, or may have none.
     pub fn maybe_empty(&self) -> Vec<(LaneId, i64)> {
-        let emptied = self
-            .key_queues
-            .iter()
-            .filter(|(_, seen)| seen.jobs.len() == seen.taken && seen.jobs.len() < seen.requested);
+        let emptied = self.key_queues.iter().filter(|(_, read_queue)| {
+            read_queue.jobs.len() == read_queue.taken && read_queue.jobs.len() < read_queue.requested
+        });
         let mut all: Vec<(LaneId, i64)> =
             emptied.map(|(key_queue, _)| *key_queue).chain(self.empty.iter().copied()).collect();
         all.sort_unstable();
@@ -432,17 +436,18 @@ impl<'a> Admission<'a> {
     pub fn wait_cause(&self, lane: LaneId, key: Option<i64>, ready_at: Timestamp) -> Option<(Timestamp, String)> {
         let key_queue = key.and_then(|key| self.key_queues.get(&(lane, key)));
         key_queue
-            .and_then(|seen| key_queue_wait_cause(seen.key_queue.limited.clone(), ready_at))
+            .and_then(|read_queue| key_queue_wait_cause(read_queue.key_queue.limited.clone(), ready_at))
             .or_else(|| self.claim_limits.wait_cause(lane, ready_at))
     }
 
     /// Returns lanes in which only the bound on prefetching limits this request.
     pub fn prefetch_limited(&self) -> Vec<LaneId> {
-        let by_key = self.key_queues.iter().filter(|((_, key), seen)| {
+        let by_key = self.key_queues.iter().filter(|((_, key), read_queue)| {
             let prefetch_only = |claim_limit: &ClaimLimit| {
                 claim_limit.room() == 0 && claim_limit.free_concurrency() > 0 && claim_limit.tokens() > 0
             };
-            (seen.requested == 0 || seen.jobs.len() > seen.taken) && self.keys.get(key).is_some_and(prefetch_only)
+            (read_queue.requested == 0 || read_queue.jobs.len() > read_queue.taken)
+                && self.keys.get(key).is_some_and(prefetch_only)
         });
         let by_lane = self.limited.keys().copied().filter(|lane| self.claim_limits.is_limited_by_prefetch_only(*lane));
         distinct(by_key.map(|((lane, _), _)| *lane).chain(by_lane))

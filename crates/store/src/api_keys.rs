@@ -26,7 +26,8 @@ pub trait ApiKeyStore: Send + Sync + 'static {
 
     /// Replaces the secret of a key that is neither revoked nor expired, with its entry in the audit log.
     ///
-    /// The previous secret is accepted until `rotation.previous_valid_until`, or until the next rotation. Returns `None` if there is no such key.
+    /// The previous secret is accepted until `rotation.previous_valid_until`, or until the next rotation. Returns `None` if no key has
+    /// this id.
     async fn api_key_rotate(
         &self,
         id: ApiKeyId,
@@ -42,7 +43,7 @@ pub trait ApiKeyStore: Send + Sync + 'static {
     async fn api_keys_used(&self, used: Vec<(ApiKeyId, Timestamp)>) -> Result<()>;
 }
 
-/// The new secret of a key.
+/// Replaces the secret of a key: the hash of the new one, and until when the previous one is accepted.
 #[derive(Clone, Debug)]
 pub struct KeyRotation {
     pub hash: KeyHash,

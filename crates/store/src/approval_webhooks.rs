@@ -9,8 +9,7 @@ use crate::{
     webhooks::{NewWebhook, host_of},
 };
 
-/// Largest subject in a body, in bytes of JSON. A larger one is identified by its hash only; `GET /tasks/ID` returns
-/// it.
+/// Largest subject in a body, in bytes of JSON. A larger one is identified by its hash only; `GET /tasks/ID` returns it.
 const MAX_SUBJECT_BYTES: usize = 16 << 10;
 
 /// Returns a webhook for each receiver of an approval.

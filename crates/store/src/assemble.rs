@@ -327,7 +327,7 @@ fn locate(view: &mut JobView, log: &mut Vec<LogEntry>, location: Location, worke
     Ok(())
 }
 
-/// Adds what is stored once and not in every entry: who received the job, how long it took.
+/// Adds details that are not stored in each entry: which worker received the job, and how long the run took.
 fn add_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], workers: &JobWorkers) {
     let worker_of = |run: Option<Run>| match attempts.iter().find(|attempt| Some(attempt.run) == run) {
         Some(attempt) => attempt.worker.map(|worker| worker_name(worker, workers)),

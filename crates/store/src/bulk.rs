@@ -1,7 +1,7 @@
 //! Bulk actions: the store methods, how they are stored, and their entries in the audit log.
 //!
 //! An action processes jobs or tasks in the order of their ids, parents before children. Each step records its progress in its own
-//! transaction: the progress is the fence between nodes, and where another node continues after a crash.
+//! transaction. The progress keeps two nodes from making the same step, and shows another node where to continue after a crash.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,8 +26,8 @@ pub trait BulkStore: Send + Sync + 'static {
 
     /// Processes the next jobs or tasks of a bulk action that still match, and records the progress in the same transaction.
     ///
-    /// Nothing is processed twice, whichever node dies. The last step adds an entry to the audit log. Returns `false`, and does nothing, if the
-    /// action has progressed since it was read or is finished.
+    /// Nothing is processed twice, even if a node dies. The last step adds an entry to the audit log. Returns `false`, and does nothing,
+    /// if the action has progressed since it was read or is finished.
     async fn bulk_step(&self, step: BulkStep, now: Timestamp) -> Result<bool>;
 
     /// Stops a bulk action early. Returns `false` if it is finished or does not exist.
@@ -96,9 +96,9 @@ impl BulkWork {
     }
 
     /// Returns the filter as the API writes it, without absent fields; for tasks with the parameters of the action.
-    pub fn shown(&self) -> Value {
+    pub fn to_api_json(&self) -> Value {
         match self {
-            BulkWork::Jobs { filter, .. } => filter.shown(),
+            BulkWork::Jobs { filter, .. } => filter.to_api_json(),
             BulkWork::Tasks(bulk) => {
                 let mut filter = serde_json::to_value(&bulk.filter).unwrap_or_default();
                 if let Value::Object(fields) = &mut filter {
@@ -313,7 +313,7 @@ impl BulkRow {
     }
 }
 
-/// Number of rows that are read to find a due one.
+/// Maximum number of rows that are read to find one that this version understands.
 pub const MAX_CANDIDATES: usize = 50;
 
 /// Returns the first action that this version understands. Others, for example of a newer version, are skipped.
@@ -329,7 +329,7 @@ pub fn first_readable(rows: Vec<BulkRow>) -> Option<Bulk> {
 
 impl Filter {
     /// Returns the filter as the API writes it, without absent fields.
-    pub fn shown(&self) -> Value {
+    pub fn to_api_json(&self) -> Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         if let Value::Object(fields) = &mut value {
             fields.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty()));
@@ -344,7 +344,7 @@ pub fn begin_audit(bulk: &NewBulk) -> Option<AuditEntry> {
         actor: bulk.actor.clone(),
         action: format!("bulk.{}", bulk.work.name()),
         target: bulk.id.to_string(),
-        details: json!({ "filter": bulk.work.shown(), "perSecond": per_second }),
+        details: json!({ "filter": bulk.work.to_api_json(), "perSecond": per_second }),
         count: bulk.matched,
     })
 }
@@ -355,7 +355,7 @@ pub fn end_audit(bulk: &Bulk, done: u64, skipped: u64) -> AuditEntry {
         actor: bulk.actor.clone(),
         action: if bulk.per_second.is_some() { format!("bulk.{action}.end") } else { format!("bulk.{action}") },
         target: bulk.id.to_string(),
-        details: json!({ "filter": bulk.work.shown(), "matched": bulk.matched, "skipped": skipped }),
+        details: json!({ "filter": bulk.work.to_api_json(), "matched": bulk.matched, "skipped": skipped }),
         count: done,
     }
 }

@@ -1,4 +1,4 @@
-//! Dead letters: retries, deletes, searches and counts failed jobs.
+//! Retries, deletes, searches and counts dead letters: jobs that failed permanently.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use faena_domain::{JobId, Timestamp};
 
 use crate::Result;
 
-/// Dead letters: retries, deletes, searches and counts failed jobs.
+/// Retries, deletes and summarises dead letters: jobs that failed permanently.
 #[async_trait]
 pub trait DeadLetterStore: Send + Sync + 'static {
     /// Retries a failed job. A job in another state is not changed.
@@ -16,7 +16,7 @@ pub trait DeadLetterStore: Send + Sync + 'static {
     /// Deletes a failed job. A job in another state is not changed.
     async fn dead_letter_delete(&self, id: JobId, by: &str, now: Timestamp) -> Result<()>;
 
-    /// Returns reasons and age of the dead letters. The counters have their number.
+    /// Returns the reasons and the age of the dead letters. Their number is in the counters.
     async fn dead_letter_stats(&self) -> Result<DeadLetterStats>;
 }
 

@@ -26,7 +26,7 @@ const DIED: &str = "the server that ran it died";
 const DIED_BEFORE: &str = "its server died before a start was recorded";
 
 impl<'a> ReleaseReason<'a> {
-    /// Returns what happens to a job. `cancel`: the reason of a cancel request; such a job does not return to its
+    /// Returns what happens to a job. `cancel`: the reason of a cancel request, if there is one; the job then does not return to its
     /// queue.
     pub fn disposition(self, cancel: Option<&'a str>, started: bool, has_attempts_left: bool) -> Disposition<'a> {
         if let Some(cause) = cancel {

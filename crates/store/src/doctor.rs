@@ -2,7 +2,7 @@
 //!
 //! `doctor/checks.rs` has the invariants as SQL that both databases understand, `doctor/collector.rs` those that need code for
 //! each row, `doctor/tasks.rs` those of tasks, and `doctor/fixes.rs` the repairs. `doctor/queue.rs` reads what is compared with
-//! an external queue. Each engine runs them on one snapshot, while servers work on the database, and
+//! an external queue. Each store runs them on one snapshot, while servers work on the database, and
 //! adds checks of its own. Only the violations are kept in memory.
 
 mod checks;
@@ -62,7 +62,7 @@ pub struct Finding {
 /// Result of an inspection.
 #[derive(Debug)]
 pub struct Inspection {
-    pub engine: &'static str,
+    pub database_kind: &'static str,
     pub jobs: u64,
     /// SQLite: the process that holds the file's lock.
     pub in_use_by: Option<String>,
@@ -184,7 +184,7 @@ fn file_of(url: &str) -> Option<&str> {
     url.strip_prefix("sqlite:").map(|path| path.strip_prefix("//").unwrap_or(path))
 }
 
-/// A value of a row, from either engine.
+/// A value of a row, from either database.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Cell {
     Null,
@@ -244,14 +244,14 @@ impl Dialect {
 /// Returns an inspection with one finding if the schema is too old for the other checks.
 ///
 /// Fails if the schema is newer than this version of faena.
-pub(crate) fn check_schema(found: i32, engine: &'static str) -> Result<Option<Inspection>> {
+pub(crate) fn check_schema(found: i32, database_kind: &'static str) -> Result<Option<Inspection>> {
     match missing(MIGRATIONS, found, true)? {
         [] => Ok(None),
         missing => {
             let code = code_of("schema-old");
             let needed = missing.last().map_or(found, |migration| migration.version);
             let text = format!("the database has schema version {found}, but this version of faena needs {needed}");
-            Ok(Some(Inspection { engine, jobs: 0, in_use_by: None, findings: vec![code.finding(1, text)] }))
+            Ok(Some(Inspection { database_kind, jobs: 0, in_use_by: None, findings: vec![code.finding(1, text)] }))
         }
     }
 }

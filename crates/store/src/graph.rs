@@ -1,7 +1,7 @@
-//! Decides which jobs around a job are read, and counts the others.
+//! Selects the jobs that the dependency graph around a job shows, and counts the others.
 //!
-//! A job may have thousands of dependents, and each of these again. So a walk selects near jobs first and stops at its
-//! limit. Each direction may use half of the limit, and what the other direction leaves.
+//! A job may have thousands of dependents, and each of them thousands more. So a walk selects near jobs first and stops at its
+//! limit. Each direction may use half of the limit, plus what the other direction does not use.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -94,7 +94,7 @@ impl HistoryPeriod {
         Timestamp::from_ms(at.as_ms().div_euclid(self.ms()) * self.ms())
     }
 
-    /// Returns whether the history of this period has a measure. Minutes with all times would be ten times as many rows.
+    /// Returns whether the history of this period has a measure. Measured times per minute would take ten times as many rows.
     fn includes(self, measure: i16) -> bool {
         self != HistoryPeriod::Minute || matches!(HistoryMeasure::of_code(measure), Some(HistoryMeasure::Total(_)))
     }

@@ -21,11 +21,12 @@ pub trait JobStore: Send + Sync + 'static {
 
     /// Cancels a job, or requests its cancellation if a worker has it.
     ///
-    /// `by` is the actor of the entry in the audit log, which is written in the same transaction; `None` for the system and for bulk actions,
-    /// which have an entry of their own. The same applies to the next three methods.
+    /// `by` is the actor of the entry in the audit log, which is written in the same transaction; `None` for the system and for bulk
+    /// actions, which have an entry of their own. The same applies to the next three methods.
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome>;
 
-    /// Retries a failed or cancelled job under its own id, with all its attempts. Lets a retrying job make its next attempt now.
+    /// Retries a failed or cancelled job under its own id, with its full number of retries. Lets a retrying job make its next attempt
+    /// now.
     async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried>;
 
     /// Changes a job that has not started.
@@ -34,7 +35,7 @@ pub trait JobStore: Send + Sync + 'static {
     /// Deletes a job that is not in flight, with everything that belongs to it.
     async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()>;
 
-    /// Moves up to `limit` due jobs: delayed and retrying jobs become ready, blocked jobs are checked for their parents.
+    /// Moves up to `limit` due jobs: delayed and retrying jobs become ready, and the parents of blocked jobs are checked.
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult>;
 
     /// Fails up to `limit` jobs that are past their expiry and not in flight. A job in flight may finish.
@@ -66,7 +67,7 @@ pub trait JobStore: Send + Sync + 'static {
 
     /// Returns a job with the jobs that it depends on and those that depend on it, and theirs, near ones first: `limit` jobs in all.
     ///
-    /// Jobs of other queues than `queues` are left out. `None`: there is no such job in these queues.
+    /// Jobs of queues that are not in `queues` are left out. Returns `None` if the job does not exist or is in another queue.
     async fn job_graph(&self, id: JobId, queues: Option<Vec<String>>, limit: usize) -> Result<Option<JobGraph>>;
 
     /// Lists matching jobs without log and steps.
@@ -80,7 +81,11 @@ pub trait JobStore: Send + Sync + 'static {
 
     /// Returns the finished steps of these jobs, by job in the order in which they finished.
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>>;
+}
 
+/// Numbers of jobs.
+#[async_trait]
+pub trait JobCountStore: Send + Sync + 'static {
     /// Returns when the first ready job of each lane became ready. Lanes without ready jobs are left out.
     async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>>;
 
@@ -288,7 +293,7 @@ pub struct Filter {
     pub payload: Option<String>,
 }
 
-/// States that are counted together.
+/// What the counters of a lane count: jobs in one or several states, and totals.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[repr(i16)]
 pub enum Tally {
@@ -300,7 +305,7 @@ pub enum Tally {
     Completed = 4,
     Failed = 5,
     Cancelled = 6,
-    /// Runs that have ended so far. It and the following only grow, so that rates can be derived from them.
+    /// Runs that have ended so far. This and the following tallies only grow, so that rates can be derived from them.
     Ran = 7,
     /// Jobs that have failed so far, whatever happened to them later.
     EverFailed = 8,
@@ -310,7 +315,7 @@ pub enum Tally {
     FailedRuns = 10,
     /// Runs that a timeout ended, and jobs that expired.
     TimedOut = 11,
-    /// Completed jobs that were deleted. With those that exist, all jobs that have ever completed.
+    /// Completed jobs that were deleted. Together with those that exist, they are all jobs that have ever completed.
     RemovedCompleted = 12,
     /// Other jobs that were deleted.
     RemovedOther = 13,
@@ -401,7 +406,7 @@ impl JobTotal {
         }
     }
 
-    /// Returns the tallies whose sum it is. A job that was created is in one state, or was deleted.
+    /// Returns the tallies that add up to this total. Every job that was ever created is in one state or was deleted.
     fn tallies(self) -> &'static [Tally] {
         use Tally::*;
         match self {
@@ -418,7 +423,7 @@ impl JobTotal {
 }
 
 impl Counts {
-    /// Returns how often it has happened in a lane.
+    /// Returns how often `total` has happened in a lane.
     pub fn so_far(&self, lane: LaneId, total: JobTotal) -> i64 {
         total.tallies().iter().filter_map(|tally| self.by_lane.get(&(lane, *tally))).sum()
     }
@@ -461,7 +466,7 @@ pub struct JobPosition {
     /// Number of jobs with its concurrencyKey that are in flight, and the first of them.
     pub key_in_flight: u64,
     pub key_jobs: Vec<JobId>,
-    /// Starts left of the rate of its key.
+    /// Starts that the rate limit of its key still allows.
     pub key_bucket: Option<Bucket>,
     pub owner: Option<ClaimOwner>,
     /// When and why its cancellation was requested.

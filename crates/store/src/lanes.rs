@@ -17,7 +17,7 @@ pub type LaneId = i32;
 /// Maximum number of lanes of a database. A caller that needs more probably puts ids into type or queue names.
 pub const MAX_LANES: usize = 20_000;
 
-/// Keeps what has happened in lanes that were reclaimed and whose queue has no other lane, so that totals only grow.
+/// Id under which the totals of reclaimed lanes are kept if their queue has no other lane, so that totals only grow.
 pub const NO_LANE: LaneId = 0;
 
 /// Lanes.
@@ -38,7 +38,7 @@ pub trait LaneStore: Send + Sync + 'static {
     async fn lane_reclaim(&self, limit: usize) -> Result<usize>;
 }
 
-/// Number of lanes that exist, and that a database may have.
+/// How many lanes exist, and how many a database may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneUsage {
     pub used: usize,
@@ -88,8 +88,8 @@ impl Lane {
 
 /// The lanes this process has seen.
 ///
-/// A lane never changes, and its id is not used again. A node may know lanes that another node has reclaimed; PostgreSQL rejects a submission
-/// to such a lane.
+/// A lane never changes, and its id is not used again. A node may know lanes that another node has reclaimed; PostgreSQL rejects
+/// submissions to them.
 #[derive(Default)]
 pub struct LaneCache {
     inner: RwLock<Inner>,

@@ -3,10 +3,9 @@
 //! A job's state is the table its id is in: `waiting`, `ready`, `claim` (in flight), `done` or `ended`. One method is one
 //! transaction; `docs/decisions/001-storage-shape.md` says why.
 //!
-//! Each kind of object has a trait next to its types (`jobs.rs`, `claims.rs`, …), implemented beside its SQL in
-//! `sqlite/` and
-//! `postgres/`, which are twins: the same file and function names. [`Store`] is the sum of these traits. Logic that both
-//! databases share is in `plan`, `admit`, `claim_limits`, `fair_share`, `disposition`, `lists` and `assemble`.
+//! Each kind of object has a trait next to its types (`jobs.rs`, `claims.rs`, …), implemented beside its SQL in `sqlite/` and
+//! `postgres/`, which have the same file and function names where they do the same. [`Store`] is the sum of these traits. Logic that
+//! both databases share is in `plan`, `admit`, `claim_limits`, `fair_share`, `disposition`, `lists` and `assemble`.
 
 mod admit;
 mod api_keys;
@@ -62,6 +61,8 @@ pub mod plan_probe {
         key_queues::{KEY_QUEUE_HEADS, KEY_QUEUES, KEYS},
         limited_claim::{IN_FLIGHT, TAKE},
         schedules::{NEXT_AT, due_sql as due_schedules},
+        task_writes::{BEGIN as BEGIN_TASKS, UPDATE_TASKS},
+        tasks::{FIND_ANSWERS, lock_sql as lock_tasks},
     };
     pub use crate::sqlite::limited_claim::OPEN_KEY_QUEUES;
 }
@@ -88,8 +89,8 @@ pub use history::{
 };
 pub use job_log::{LogCursor, LogPage, StoredJobLimits};
 pub use jobs::{
-    CancelOutcome, ClaimOwner, Counts, DueResult, Filter, InFlightCount, JobExit, JobPatch, JobPosition, JobStore,
-    JobTotal, Retention, Retried, Submitted, Tally,
+    CancelOutcome, ClaimOwner, Counts, DueResult, Filter, InFlightCount, JobCountStore, JobExit, JobPatch, JobPosition,
+    JobStore, JobTotal, Retention, Retried, Submitted, Tally,
 };
 pub use lanes::{Lane, LaneId, LaneStore, LaneUsage};
 pub use lists::COUNT_LIMIT;

@@ -15,7 +15,7 @@ use crate::{
     sql::{CANCELLED, FAILED, PENDING, RETRYING},
 };
 
-/// Counting, searching, sorting and pages by number stop here where no counter or index has the answer.
+/// Maximum number of jobs that a list counts, searches, sorts or skips by page number, if no counter or index has the answer.
 pub const COUNT_LIMIT: usize = 10_000;
 
 pub enum Source {
@@ -28,7 +28,7 @@ pub enum Source {
     Correlation(String),
     /// The newest (or oldest) failed jobs of each lane, searched by error and reason.
     DeadLetterMatches(Vec<LaneId>),
-    /// The newest (or oldest) jobs of these lanes, and of those with this name of their own, compared one by one.
+    /// The newest (or oldest) jobs of these lanes, and those that have this name of their own, compared one by one.
     Scan {
         lanes: Vec<LaneId>,
         name: Option<String>,

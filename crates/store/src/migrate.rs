@@ -27,13 +27,13 @@ pub fn missing(migrations: &[Migration], found: i32, allowed: bool) -> Result<&[
     let newest = migrations.last().map_or(0, |migration| migration.version);
     if found > newest {
         return Err(StoreError::Setup(format!(
-            "the database has schema version {found}, this faena knows only up to {newest}; use a newer faena (nothing was changed)"
+            "the database has schema version {found}, but this version of faena knows only up to {newest}; use a newer version (nothing was changed)"
         )));
     }
     let from = migrations.partition_point(|migration| migration.version <= found);
     if from < migrations.len() && !allowed {
         return Err(StoreError::Setup(format!(
-            "the database has schema version {found}, this faena needs {newest}; run \"faena migrate\" first, or start without --no-migrate"
+            "the database has schema version {found}, but this version of faena needs {newest}; run \"faena migrate\" first, or start without --no-migrate"
         )));
     }
     Ok(&migrations[from..])

@@ -28,8 +28,8 @@ pub trait NodeStore: Send + Sync + 'static {
 
     /// Releases the claims of dead nodes: jobs that had started use an attempt and wait, the others are ready again.
     ///
-    /// Workers that were connected to a dead node keep their jobs and have a grace period to reconnect; built-in workers end with their node.
-    /// Also releases the claims of workers that have ended, and webhooks that dead nodes were sending.
+    /// Workers that were connected to a dead node keep their jobs and have a grace period to reconnect; built-in workers end with their
+    /// node. Also releases the claims of workers that have ended, and webhooks that dead nodes were sending.
     async fn node_recover(&self, grace_periods: GracePeriods, now: Timestamp) -> Result<RecoveryCounts>;
 
     /// Releases claims of this node, and of workers connected to it, that never reached the node or the worker.
@@ -53,7 +53,7 @@ pub trait NodeStore: Send + Sync + 'static {
     async fn node_reports(&self, now: Timestamp) -> Result<Vec<NodeReport>>;
 }
 
-/// Which claims a node must know.
+/// Selects the claims that a node must know by now.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimCutoff {
     /// Claims made before this time, by calls that have ended.

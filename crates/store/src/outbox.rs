@@ -38,7 +38,7 @@ pub trait OutboxStore: Send + Sync + 'static {
     /// Lists the sinks with the state of their outbox.
     async fn outbox_sinks(&self, now: Timestamp) -> Result<Vec<SinkView>>;
 
-    /// Lists matching dead letters of sinks below `after`, newest first.
+    /// Lists matching dead letters of sinks whose id is below `after`, newest first.
     async fn outbox_dead(&self, filter: DeadFilter, after: Option<Uuid>, limit: usize) -> Result<Vec<DeadEvent>>;
 
     /// Returns how many dead events match, counted up to [`crate::COUNT_LIMIT`].
@@ -96,7 +96,7 @@ pub const MAX_ATTEMPTS: u32 = 5;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Partition {
     pub number: i16,
-    /// Grows with each owner; results with an old epoch are ignored.
+    /// Grows with each owner; rejections with an old epoch are ignored.
     pub epoch: i64,
 }
 
@@ -212,13 +212,13 @@ pub struct Republish {
     pub event_type: Option<String>,
 }
 
-/// Number of dead letters that one replay puts back; another call continues.
+/// Maximum number of dead letters that one replay puts back; another call continues.
 pub const MAX_REPLAY_BATCH: i64 = 100_000;
 
-/// Number of events that one call republishes, because it is one transaction.
+/// Maximum number of events that one call republishes. There is a limit because the call is one transaction.
 pub const MAX_REPUBLISHED: i64 = 250_000;
 
-/// Counting of waiting and dead events stops here.
+/// Maximum number of waiting, and of dead, events that are counted.
 pub const MAX_COUNTED: i64 = 1_000_000;
 
 /// Resolution of a dead letter that was replayed.
@@ -282,8 +282,8 @@ impl PartitionLeases {
     }
 }
 
-/// Returns how many rows to read per partition first: twice an even share. If one partition has more and the others have too
-/// few, they are read again.
+/// Returns how many rows the first read takes per partition: twice an even share. If [`is_short`], a second read takes up to the
+/// whole limit from each.
 pub fn share(limit: usize, parts: usize) -> usize {
     (2 * limit).div_ceil(parts.max(1)).min(limit)
 }
@@ -322,15 +322,15 @@ pub fn due_at(n: usize, per_second: Option<u32>, now: Timestamp) -> i64 {
     }
 }
 
-pub fn replayed(filter: &DeadFilter, by: &str, count: usize) -> AuditEntry {
+pub fn replay_audit(filter: &DeadFilter, by: &str, count: usize) -> AuditEntry {
     filter_entry(filter, "outbox.replay", json!({}), by, count)
 }
 
-pub fn resolved(filter: &DeadFilter, notes: &str, by: &str, count: usize) -> AuditEntry {
+pub fn resolve_audit(filter: &DeadFilter, notes: &str, by: &str, count: usize) -> AuditEntry {
     filter_entry(filter, "outbox.resolve", json!({ "notes": notes }), by, count)
 }
 
-pub fn republished(what: &Republish, by: &str, count: usize) -> AuditEntry {
+pub fn republish_audit(what: &Republish, by: &str, count: usize) -> AuditEntry {
     let mut details = json!({ "from": what.from, "to": what.to });
     if let Some(kind) = &what.event_type {
         details["type"] = json!(kind);

@@ -1,7 +1,6 @@
 //! Pages of a list of jobs: where a page starts, how the list is sorted, and what the answer contains.
 //!
-//! Ids sort by creation time, and lanes have one priority each, so indexes give both orders. Any other order sorts the
-//! newest
+//! Ids sort by creation time, and lanes have one priority each, so indexes give both orders. Any other order sorts the newest
 //! `COUNT_LIMIT` jobs: an index on the time of the last change would slow down every claim and completion.
 
 use std::{fmt, str::FromStr};

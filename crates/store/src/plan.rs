@@ -59,7 +59,7 @@ pub enum Placement {
     Blocked {
         recheck_at: Timestamp,
     },
-    /// A parent has already failed.
+    /// A parent has already failed or was cancelled.
     Cancelled {
         cause: String,
     },
@@ -270,7 +270,7 @@ impl Deltas {
     /// Counts a submitted job.
     pub fn created(&mut self, lane: LaneId, tally: Tally) {
         self.add(lane, tally, 1);
-        self.reached(lane, tally, 1);
+        self.count_reached(lane, tally, 1);
     }
 
     pub fn moved(&mut self, lane: LaneId, from: Tally, to: Tally, n: i64) {
@@ -282,7 +282,7 @@ impl Deltas {
         }
         self.add(lane, from, -n);
         self.add(lane, to, n);
-        self.reached(lane, to, n);
+        self.count_reached(lane, to, n);
     }
 
     /// Counts jobs that are deleted.
@@ -299,7 +299,7 @@ impl Deltas {
         }
     }
 
-    fn reached(&mut self, lane: LaneId, tally: Tally, n: i64) {
+    fn count_reached(&mut self, lane: LaneId, tally: Tally, n: i64) {
         match tally {
             Tally::Failed => self.add(lane, Tally::EverFailed, n),
             Tally::Cancelled => self.add(lane, Tally::EverCancelled, n),

@@ -149,7 +149,7 @@ impl QueueFeed {
         self.has_overflowed.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns a number for an action of now that orders it among the changes: earlier changes have smaller numbers.
+    /// Returns a number that orders an action among the changes: those that were added before have smaller numbers.
     pub fn stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::AcqRel)
     }

@@ -90,7 +90,7 @@ impl RuleCache {
 pub const CONFIG: &str = "config";
 pub const API: &str = "api";
 
-/// Returns the origin of a limit that was not set at run time, and who set it.
+/// Returns the origin of a limit that was not set through the API, and who set it.
 pub fn configured_by(scope: &Scope) -> (&'static str, &'static str) {
     match scope {
         Scope::Machine(_) => (MACHINE, "the machine"),

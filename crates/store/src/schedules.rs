@@ -38,8 +38,8 @@ pub trait ScheduleStore: Send + Sync + 'static {
 
     /// Processes the due times of up to `limit` schedules, the most overdue first.
     ///
-    /// Jobs, ticks and the schedules themselves change in one transaction: each due time is processed once, however many nodes call this at the
-    /// same time and whichever dies.
+    /// Jobs, ticks and the schedules themselves change in one transaction: each due time is processed once, even if several nodes call
+    /// this at the same time or a node dies.
     async fn schedule_fire(&self, limit: usize, now: Timestamp) -> Result<Fired>;
 
     /// Returns a schedule.
@@ -54,7 +54,7 @@ pub trait ScheduleStore: Send + Sync + 'static {
     /// Returns how many records of due times before this one there are, counted up to [`crate::COUNT_LIMIT`].
     async fn schedule_tick_total(&self, id: ScheduleId, before: Option<Timestamp>) -> Result<u64>;
 
-    /// Returns how many schedules are active, and how late the most overdue one is.
+    /// Returns how many schedules are active and inactive, how many jobs they created, and the earliest due time.
     async fn schedule_counts(&self) -> Result<ScheduleCounts>;
 }
 
@@ -163,7 +163,7 @@ pub struct ScheduleCounts {
 /// Result of a round of firing.
 #[derive(Clone, Debug, Default)]
 pub struct Fired {
-    /// Number of processed schedules. 0 although one is due: another node is processing it.
+    /// Number of processed schedules. It is 0 although one is due if another node is processing that one.
     pub schedules: usize,
     /// The ticks that were recorded.
     pub ticks: Vec<TickRow>,

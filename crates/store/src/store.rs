@@ -7,9 +7,9 @@ use faena_domain::{JobId, Timestamp, WorkerId};
 use tokio::sync::broadcast;
 
 use crate::{
-    ApiKeyStore, AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, HistoryStore, JobStore, LaneId,
-    LaneStore, NodeStore, OutboxStore, QueueStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore, UsageStore,
-    WebhookStore, WorkerStore,
+    ApiKeyStore, AuditStore, BulkStore, ClaimStore, DeadLetterStore, EventStore, HistoryStore, JobCountStore, JobStore,
+    LaneId, LaneStore, NodeStore, OutboxStore, QueueStore, Result, RuleStore, ScheduleStore, StoreError, TaskStore,
+    UsageStore, WebhookStore, WorkerStore,
     job_log::StoredJobLimits,
     lanes::MAX_LANES,
     migrate::{MIGRATIONS, Migration},
@@ -22,6 +22,7 @@ use crate::{
 #[async_trait]
 pub trait Store:
     JobStore
+    + JobCountStore
     + LaneStore
     + ClaimStore
     + QueueStore
@@ -45,8 +46,8 @@ pub trait Store:
 
     /// Subscribes to signals.
     ///
-    /// A signal follows every commit, on this node or another, after which a loop has something to do, for example that a lane has ready jobs. A
-    /// lost signal costs one poll, never a job.
+    /// A signal follows every commit, on this node or another, after which a loop has something to do, for example because a lane has
+    /// ready jobs. A lost signal costs one poll, never a job.
     fn signals(&self) -> broadcast::Receiver<Signal>;
 
     /// Returns the kind of the database, `sqlite` or `postgres`.
@@ -54,13 +55,13 @@ pub trait Store:
 
     /// Returns whether other nodes can use the same database at the same time.
     ///
-    /// If not, no other process changes anything: leases need no comparison, and polls are rare.
+    /// If not, no other process changes anything: leases need not be compared, and polls are rare.
     fn is_shared(&self) -> bool;
 
     /// Returns why signals of other nodes do not arrive, or `None` if they do. Without them, only polls find what other nodes did.
     fn signal_problem(&self) -> Option<String>;
 
-    /// Waits until the disk rejects a write or does not confirm it, and returns the error. Most stores wait forever.
+    /// Waits until the disk rejects a write or does not confirm it, and returns the error. With PostgreSQL, waits forever.
     ///
     /// From then on every write is rejected, because what was written before may be lost too. The process must end; the next one
     /// checks the database before it uses it.
@@ -129,9 +130,9 @@ pub enum Signal {
     Schedule,
     /// A task has a timer that is due at this time, and had none before it.
     TaskDue(Timestamp),
-    /// A job has ended that a task waits for.
+    /// A job that a task waits for has ended.
     TaskJobEnded,
-    /// A task was queued, or a task has ended whose machine has a limit.
+    /// A task was queued, or a task of a machine with a limit has ended.
     TaskQueue,
     /// An event was recorded.
     Event,
@@ -140,8 +141,7 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Adds the signal to those that wait to be sent, unless it is among them. Keeps only the earliest due time.
-    /// Returns whether
+    /// Adds the signal to those that wait to be sent, unless it is among them. Keeps only the earliest due time. Returns whether
     /// `signals` changed.
     pub(crate) fn add_to(self, signals: &mut Vec<Signal>) -> bool {
         let Signal::TaskDue(at) = self else {

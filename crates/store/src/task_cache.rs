@@ -11,9 +11,9 @@ use faena_machine::Definition;
 
 use crate::TaskView;
 
-/// Bytes of stored bodies that one generation has. In memory a task needs a few times as much.
+/// Size of a generation: bytes of stored bodies. In memory a task needs a few times as much.
 const GENERATION_BYTES: usize = 8 << 20;
-/// What a task needs besides its body.
+/// Bytes that each task counts in addition to its body.
 const OVERHEAD_BYTES: usize = 512;
 
 /// Two generations: when the young one is full, it replaces the old one, so that tasks without events are forgotten.
@@ -60,7 +60,7 @@ impl TaskCache {
     }
 
     /// Clears the cache if another connection has changed the file.
-    pub fn at_version(&mut self, version: i64) {
+    pub fn set_file_version(&mut self, version: i64) {
         if self.file_version != version {
             self.file_version = version;
             self.clear();
@@ -107,7 +107,7 @@ mod tests {
         cache.put(ids[0], CachedTask { body_bytes: GENERATION_BYTES, ..task.clone() });
         assert!(cache.take(ids[0]).is_none(), "one task does not displace all others");
         cache.put(ids[0], task);
-        cache.at_version(7);
+        cache.set_file_version(7);
         assert!(cache.take(ids[0]).is_none(), "another connection has written");
     }
 }

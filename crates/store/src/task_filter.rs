@@ -24,7 +24,7 @@ pub struct TaskFilter {
 }
 
 impl TaskFilter {
-    /// Returns whether a task matches, as the database decides it too.
+    /// Returns whether a task matches, by the same rules as the queries of the database.
     pub fn matches(&self, view: &TaskView) -> bool {
         let state = view.task.state();
         let is_in = |wanted: &String| {

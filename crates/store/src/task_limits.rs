@@ -1,9 +1,9 @@
 //! Limits of running tasks per machine: which tasks start, and which are queued.
 //!
 //! The limit is a row of `limit_rule` with the scope `machine`. It comes from the newest version of the machine, unless an operator
-//! set another one. Whatever starts a task locks that row and then counts, so the limit is never exceeded; an end that is not
-//! committed counts as running. Running and paused tasks of all versions count together. Queued tasks start in the
-//! order of their creation.
+//! set another one. Whatever starts a task locks that row and then counts, so the limit is never exceeded; a task whose end is not
+//! committed yet counts as running. Running and paused tasks of all versions count together. Queued tasks start in the order of
+//! their creation.
 
 use std::collections::BTreeMap;
 
@@ -53,14 +53,14 @@ impl TaskCapacity {
 
 /// Returns whether the tasks of a machine may have a limit. Without one nothing is locked or counted.
 ///
-/// Another node may know a limit that an operator has just set before this one does.
+/// For a moment after an operator has set a limit on another node, this node does not know of it.
 pub fn may_be_limited(rules: &Rules, definition: &Definition) -> bool {
     definition.limits.running.is_some() || rules.machines.contains_key(&definition.machine)
 }
 
-/// Returns whether the loop must check the queued tasks after a batch: it queues a task, or ends one of a machine with a limit.
+/// Returns whether the queued tasks must be checked after a batch: the batch queues a task, or ends one of a machine with a limit.
 ///
-/// It needs both conditions: an end that is committed between the decision to queue a task and the commit of that
+/// Checking only after ends is not enough: an end that is committed between the decision to queue a task and the commit of that
 /// decision does not see the queued task.
 pub fn affects_queue(rules: &Rules, batch: &Batch) -> bool {
     let mut tasks = batch.tasks.values();

@@ -15,7 +15,7 @@ pub struct TaskFigures {
     pub queued: Vec<QueuedTasks>,
     /// Tasks that wait for a decision.
     pub approvals: u64,
-    /// Since when the one that has waited longest is in its state.
+    /// When the task that has waited longest for a decision entered its state.
     pub oldest_approval_at: Option<Timestamp>,
     /// When the next timer is due, or was due if no node has fired it.
     pub next_at: Option<Timestamp>,
@@ -28,7 +28,7 @@ pub struct TasksInState {
     /// The active states, joined by dots.
     pub state: String,
     pub tasks: u64,
-    /// Since when the one that has been there longest is there.
+    /// When the task that has been in the state longest entered it.
     pub since: Timestamp,
 }
 
@@ -37,7 +37,7 @@ pub struct TasksInState {
 pub struct QueuedTasks {
     pub machine: String,
     pub tasks: u64,
-    /// Since when the first of them is queued.
+    /// When the first of them was queued.
     pub since: Timestamp,
 }
 

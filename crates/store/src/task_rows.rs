@@ -42,7 +42,7 @@ impl TaskRow {
     }
 }
 
-/// The columns of a task that depend on its body and that an index has.
+/// The columns of a task that are derived from its body, so that indexes can contain them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskColumns {
     pub status: &'static str,
@@ -74,7 +74,7 @@ pub fn entered_at(task: &Task) -> Timestamp {
     task.active.last().map_or(task.created_at, |active| active.since)
 }
 
-/// Returns tags as they are stored; none are absent.
+/// Returns the stored form of tags. `None`: there are no tags.
 pub fn tags_text(tags: &[String]) -> Result<Option<String>> {
     if tags.is_empty() { Ok(None) } else { to_text(&tags).map(Some) }
 }
@@ -84,7 +84,7 @@ pub fn to_text(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|error| StoreError::Internal(error.to_string().into()))
 }
 
-/// The data of an event, with its fields in alphabetical order, as everywhere.
+/// The data of an event. Its fields are in alphabetical order, like those of all events.
 #[derive(Serialize)]
 pub struct Published<'a, P> {
     pub metadata: Metadata,

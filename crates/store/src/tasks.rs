@@ -33,7 +33,7 @@ pub trait TaskStore: Send + Sync + 'static {
     /// Returns every version of every machine, with the number of its tasks by status.
     async fn machine_list(&self) -> Result<Vec<MachineStatus>>;
 
-    /// Returns a version of a machine, or its newest.
+    /// Returns a version of a machine, the newest if `version` is `None`.
     async fn machine_get(&self, name: &str, version: Option<u32>) -> Result<Option<StoredMachine>>;
 
     /// Stores a new task, with its history, events and jobs.
@@ -44,8 +44,8 @@ pub trait TaskStore: Send + Sync + 'static {
     /// The key exists as long as its task.
     async fn task_create_once(&self, key: TaskKey, task: NewTask, now: Timestamp) -> Result<Option<KeyedTask>>;
 
-    /// Applies inputs in their order. Each task's input is one transaction with everything that follows from it; inputs of several tasks may
-    /// share one. The answer to an unknown task is `None`.
+    /// Applies inputs in their order. Each input is stored in one transaction with everything that follows from it; several inputs may
+    /// share one. The answer to an input for an unknown task is `None`.
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>>;
 
     /// Notifies tasks about up to `limit` ended jobs, fires the timers of up to `limit` due tasks, and starts queued
@@ -134,7 +134,7 @@ pub struct NewTask {
     pub correlation: String,
     pub tags: Vec<String>,
     pub first: Step,
-    /// Entry in the audit log, for a task that was not simply created.
+    /// Entry in the audit log, for a fork of another task.
     pub audit: Option<AuditEntry>,
 }
 
@@ -195,7 +195,7 @@ pub struct TaskView {
     pub correlation: String,
     pub tags: Vec<String>,
     pub updated_at: Timestamp,
-    /// Number of events that it has published. The events are numbered by it.
+    /// Number of events that it has published. The next event gets the next number.
     pub events: u64,
     pub task: Task,
 }
@@ -232,7 +232,7 @@ impl MachineCache {
     }
 }
 
-/// A task as a batch changes it.
+/// A task that a batch may change.
 pub struct ChangedTask {
     pub view: TaskView,
     pub definition: Arc<Definition>,
@@ -321,7 +321,7 @@ impl Batch {
         self.tasks.insert(id, task);
     }
 
-    /// Applies the inputs to the tasks in memory, and adds what to write to `plan`.
+    /// Applies the inputs to the tasks in memory, and adds to `plan` what has to be written.
     pub fn plan(&mut self, plan: &mut Plan, inputs: Vec<TaskInput>, now: Timestamp) {
         for TaskInput { task: id, input } in inputs {
             let answer = self.apply(plan, id, input, now);
@@ -330,7 +330,7 @@ impl Batch {
         }
     }
 
-    /// Adds what a new task writes to `plan`.
+    /// Adds to `plan` what has to be written for a new task.
     pub fn plan_new(&mut self, plan: &mut Plan, new: &NewTask, admission: Admission, now: Timestamp) {
         let first = match (admission, &new.first.unstarted) {
             (Admission::Queue, Some(task)) => queue(&new.definition, task, now),
@@ -352,8 +352,8 @@ impl Batch {
         self.fail_jobs(plan, now);
     }
 
-    /// Rejects a planned job that cannot be submitted. Its task gets the failure at once, so that no other task waits
-    /// for it.
+    /// Rejects a planned job that cannot be submitted. Its task gets the failure immediately, so that it does not wait for the job and
+    /// the other tasks of the batch are stored.
     pub fn reject(&mut self, plan: &mut Plan, job: usize, reason: String, now: Timestamp) {
         plan.jobs.remove(job);
         let link = plan.links.remove(job);
@@ -393,7 +393,7 @@ impl Batch {
             reason: applied.reason.clone(),
             duplicate: false,
         };
-        // A heartbeat leaves no trace, and a rejected event may be sent again.
+        // A heartbeat is not recorded, and a rejected event may be sent again.
         if let Some(event_id) = event_id.filter(|_| !applied.records.is_empty()) {
             self.known.insert((id, event_id.clone()), answer.clone());
             plan.inbox.push((id, event_id, answer.clone()));
@@ -412,7 +412,7 @@ impl Batch {
         Some(answer)
     }
 
-    /// Returns the earliest time at which a task is due now and was not due before.
+    /// Returns the earliest due time among the tasks that the batch makes due earlier than before.
     pub fn new_due(&self) -> Option<Timestamp> {
         let due = self.tasks.values().filter(|task| task.is_changed).filter_map(|task| {
             let due = task.view.task.due()?;
@@ -568,7 +568,7 @@ pub enum JobEnd {
     Completed {
         result: Option<String>,
     },
-    /// Also if it was cancelled, or deleted before it ended.
+    /// It failed, was cancelled, or was deleted before it ended.
     Failed {
         error: Option<String>,
         reason: Option<String>,

@@ -1,6 +1,6 @@
 //! Moves a whole installation from SQLite to PostgreSQL.
 //!
-//! Every table is copied in chunks, each with its progress in one transaction, so a move that was killed continues where it was. Then
+//! Every table is copied in chunks, each with its progress in one transaction, so a move that was killed continues where it stopped. Then
 //! every row of both databases is read again, and the row count and the checksum of each table must be equal. Only then are the
 //! sequences and the event triggers set up, and servers can start. The source is never changed, and no server can start on it during
 //! the move.

@@ -10,8 +10,8 @@ use crate::Result;
 pub trait UsageStore: Send + Sync + 'static {
     /// Reserves tokens for one call on the day of `now`. Returns `false`, and reserves nothing, if the day would exceed `limit`.
     ///
-    /// A reservation counts until it is settled, so that calls at the same time, also of other nodes, do not exceed the limit
-    /// together, and a call whose server died counts as if it had used all of it.
+    /// A reservation counts until it is settled, so that concurrent calls, including those of other nodes, do not exceed the limit
+    /// together. A call whose server died counts as if it had used its whole reservation.
     async fn tokens_reserve(&self, tokens: u64, limit: u64, now: Timestamp) -> Result<bool>;
 
     /// Replaces a reservation of the day of `reserved_at` by what the call has used.
@@ -41,7 +41,7 @@ pub enum TaskTokens {
     },
 }
 
-/// Days that are kept.
+/// Number of days for which the usage is kept.
 pub const KEEP_DAYS: i64 = 31;
 
 /// Returns the number of the day since 1970.

@@ -9,12 +9,13 @@ use serde_json::value::RawValue;
 
 use crate::{AuditEntry, Cause, Result, StoreError};
 
-/// Webhooks.
+/// Takes webhooks for delivery, records the outcome of their attempts, and lists them.
 #[async_trait]
 pub trait WebhookStore: Send + Sync + 'static {
     /// Takes due webhooks, and those whose sender's lease has ended, for one attempt each: the most overdue first.
     ///
-    /// `WebhookTakeRequest::host_capacities` bounds the number per host, so that a slow host does not delay others. No attempt is taken twice.
+    /// `WebhookTakeRequest::host_capacities` bounds the number per host, so that a slow host does not delay others. No attempt is taken
+    /// twice.
     async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;
 
     /// Records the outcome of attempts, with an entry in the log of their job, if they are about one.
@@ -28,7 +29,7 @@ pub trait WebhookStore: Send + Sync + 'static {
     /// Returns a webhook with its attempts.
     async fn webhook_get(&self, id: WebhookId) -> Result<Option<WebhookView>>;
 
-    /// Lists matching webhooks below `after`, newest first, without bodies and attempts.
+    /// Lists matching webhooks whose id is below `after`, newest first, without bodies and attempts.
     async fn webhook_list(
         &self,
         filter: WebhookFilter,
@@ -50,7 +51,7 @@ pub struct WebhookTakeRequest {
     pub limit: usize,
     /// Limit per host.
     pub per_host: usize,
-    /// Hosts with a lower limit, or none.
+    /// Hosts that may receive fewer webhooks now, with their number, which may be 0.
     pub host_capacities: Vec<(String, usize)>,
     /// Number of attempts allowed. A webhook whose senders die gets up to `EXTRA_ATTEMPTS` more.
     pub allowed: u32,
@@ -77,7 +78,7 @@ pub struct Delivery {
     pub url: String,
     pub host: String,
     pub body: String,
-    /// Counts all attempts ever started. It is the fence of this attempt.
+    /// Counts all attempts ever started. Identifies this attempt, so that a late result of an earlier one is ignored.
     pub number: u32,
     /// Counts the attempts since the last manual redelivery.
     pub attempt: u32,
@@ -114,7 +115,7 @@ pub struct WebhookFilter {
     pub host: Option<String>,
 }
 
-/// Attempts of one webhook that are kept; the newest. A caller may redeliver it as often as it likes.
+/// Number of attempts of a webhook that are kept: the newest ones. There is a limit because callers may redeliver it any number of times.
 pub const KEPT_ATTEMPTS: u32 = 100;
 
 /// Number of attempts without an outcome that are repeated in addition to the allowed attempts.
@@ -182,7 +183,7 @@ pub(crate) fn lost_line(url: &str, at: Timestamp) -> LogLine {
     LogLine::new(at, LogEvent::WebhookFailed, format!("{}: {LOST}; abandoned", without_query(url)))
 }
 
-/// Returns what may be shown of a URL: its query may contain a token.
+/// Returns a URL without its query and fragment, which may contain a token.
 pub fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or(url)
 }
@@ -246,7 +247,7 @@ pub fn host_of(url: &str) -> String {
     url::Url::parse(url).ok().and_then(host).unwrap_or_default()
 }
 
-pub(crate) fn redelivered(
+pub(crate) fn redeliver_audit(
     id: WebhookId,
     subject: WebhookSubject,
     url: &str,
@@ -274,7 +275,7 @@ pub(crate) fn state_of(code: i16) -> Result<WebhookState> {
     WebhookState::from_code(code).ok_or_else(|| StoreError::Internal(format!("webhook state {code} is unknown").into()))
 }
 
-/// Counting stops here.
+/// Maximum number of webhooks that are counted per state.
 pub(crate) const COUNTED: i64 = 100_000;
 
 /// The states that are counted. Delivered webhooks are the great majority, and are not counted.

@@ -30,7 +30,7 @@ pub trait WorkerStore: Send + Sync + 'static {
     /// that has ended or reconnected.
     async fn worker_update(&self, updates: Vec<WorkerUpdate>, now: Timestamp) -> Result<Vec<WorkerUpdateResult>>;
 
-    /// Requests that a live worker gets no more jobs, or gets jobs again. Returns `None` if no such worker is alive.
+    /// Requests that a live worker gets no more jobs, or gets jobs again. Returns `None` if no live worker has this key.
     async fn worker_drain(&self, key: &str, drain: bool, by: Option<&str>, now: Timestamp) -> Result<Option<WorkerId>>;
 
     /// Ends a registration and releases its claims in one transaction. Returns `None` if it has ended or reconnected.
@@ -42,13 +42,13 @@ pub trait WorkerStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<Option<RecoveryCounts>>;
 
-    /// Declares up to 100 workers lost whose deadline has passed, as `worker_end` does with `Lost`.
+    /// Declares lost up to 100 workers whose deadline has passed, as `worker_end` does with `Lost`.
     ///
     /// Also deletes registrations that ended before `forget_before`.
     async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp)
     -> Result<SweepResult>;
 
-    /// Lists the jobs of live workers that no node is responsible for, up to those of 1,000 workers.
+    /// Lists the jobs of live workers that no node is responsible for, up to those of 1 000 workers.
     async fn worker_unattended_jobs(&self) -> Result<Vec<UnattendedJob>>;
 
     /// Returns a worker by its key (its latest registration) or by the id of a registration.
@@ -142,7 +142,7 @@ impl RegistrationOwner {
 }
 
 impl ResumedJob {
-    /// Returns it as a job of a worker without a server. `state`: the stored state of the worker.
+    /// Converts it to a job of a worker without a server. `state`: the stored state of the worker.
     pub(crate) fn unattended(mut self, worker: WorkerId, key: &str, state: i16) -> UnattendedJob {
         self.job.payload = String::new();
         let is_starting = matches!(worker_state(state), WorkerState::Creating | WorkerState::Connecting);
@@ -369,7 +369,7 @@ pub enum NodeExit {
 }
 
 impl NodeExit {
-    /// Reason for workers inside the server.
+    /// Returns the reason for workers inside the server.
     pub fn reason(self) -> &'static str {
         match self {
             NodeExit::Died => "its server died",
@@ -377,7 +377,7 @@ impl NodeExit {
         }
     }
 
-    /// Actor of the events of workers inside the server.
+    /// Returns the actor of the events of workers inside the server.
     pub fn actor(self) -> &'static str {
         match self {
             NodeExit::Died => GUARDIAN,
@@ -385,7 +385,7 @@ impl NodeExit {
         }
     }
 
-    /// Reason for workers that were connected to the server. Stays true before and after their deadline.
+    /// Returns the reason for workers that were connected to the server. It is true before and after their deadline.
     pub fn waiting_reason(self) -> &'static str {
         match self {
             NodeExit::Died => "its server died, and it has not reconnected",
@@ -407,7 +407,7 @@ pub fn deadline_without_node(transport: &str, before: Option<i64>, grace_periods
 pub const NO_HEARTBEAT: &str = "no heartbeat";
 
 impl WorkerEnd {
-    /// The reason in the worker's record.
+    /// Returns the reason in the worker's record.
     pub(crate) fn reason(&self) -> String {
         match self {
             WorkerEnd::Left { reason } => reason.clone(),
@@ -415,7 +415,7 @@ impl WorkerEnd {
         }
     }
 
-    /// The text in the logs of its jobs.
+    /// Returns the text in the logs of its jobs.
     pub(crate) fn text(&self, key: &str) -> String {
         match self {
             WorkerEnd::Left { reason } => format!("worker {key} left: {reason}"),

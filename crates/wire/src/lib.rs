@@ -191,7 +191,7 @@ pub struct DeadLetterView {
 
 impl DeadLetterView {
     pub fn new(job: JobView) -> DeadLetterView {
-        // Such a job has failed only in its earlier attempts.
+        // A job that ended without a run failed only in its earlier attempts.
         let ended_without_run = matches!(job.error_reason, Some(ErrorReason::Expired | ErrorReason::NoHandler));
         DeadLetterView {
             original_job_id: job.id,

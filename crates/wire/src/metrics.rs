@@ -27,11 +27,11 @@ pub struct MetricsOverview {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueMetrics {
-    /// Jobs that are ready to run, in the order of their priority.
+    /// Jobs that are ready to run, of all priorities.
     pub priority: u64,
     /// Jobs that wait for their time, their parents or their next attempt.
     pub delayed: u64,
-    /// Jobs that a worker has.
+    /// Jobs in flight.
     pub processing: u64,
     /// Dead-lettered jobs.
     pub dlq: u64,
@@ -41,13 +41,13 @@ pub struct QueueMetrics {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerMetrics {
-    /// All registrations that are kept.
+    /// All stored registrations.
     pub total: u64,
     /// Workers that have a job.
     pub active: u64,
     /// Workers that wait for a job.
     pub idle: u64,
-    /// Workers that stop or have ended.
+    /// Workers that are stopping or have ended.
     pub stopped: u64,
     /// Runs that completed.
     pub total_processed: u64,
@@ -63,6 +63,19 @@ pub struct JobMetrics {
     pub total: u64,
     pub by_status: BTreeMap<JobState, u64>,
     pub last24h: RecentJobs,
+    /// Types with queued jobs that no live worker can run, those with most jobs first; at most 100.
+    pub without_worker: Vec<UnservedType>,
+}
+
+/// Queued jobs of one type that no live worker can run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnservedType {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub queue: String,
+    /// Queued jobs.
+    pub jobs: u64,
 }
 
 /// What happened to jobs in the current hour and the 23 hours before it.

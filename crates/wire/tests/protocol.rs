@@ -1,6 +1,6 @@
-//! The protocol follows the conventions of buf's STANDARD and COMMENTS lint rules, as far as they matter most.
+//! The protocol follows the most important conventions of buf's STANDARD and COMMENTS lint rules.
 //!
-//! `npx @bufbuild/buf lint crates/wire/proto` checks all of them; this test needs nothing but Rust.
+//! `npx @bufbuild/buf lint crates/wire/proto` checks all rules; this test needs nothing but Rust.
 #![cfg(feature = "grpc")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ fn files() -> Vec<FileDescriptorProto> {
     set.file.into_iter().filter(|file| file.package() == "faena.v1").collect()
 }
 
-// Numbers of the fields in descriptor.proto, from which paths of comments are made.
+// Field numbers in descriptor.proto. The path of a comment consists of such numbers and of indexes.
 const MESSAGE_TYPE: i32 = 4;
 const ENUM_TYPE: i32 = 5;
 const SERVICE: i32 = 6;

@@ -33,7 +33,7 @@ impl Backoff {
         longest.mul_f64(rand::rng().random_range(0.5..=1.0))
     }
 
-    /// Returns the next delay, after the time that the server asks for in its answer.
+    /// Returns the next delay, plus the time that the server asks for in its answer.
     pub fn delay_after(&mut self, error: Option<&Error>) -> Duration {
         // The random part keeps many clients from coming back at the same moment.
         self.next_delay() + error.and_then(Error::retry_after).unwrap_or_default()

@@ -59,7 +59,7 @@ enum Ended {
 ///
 /// # Errors
 ///
-/// Returns the rejection of the server if it never accepted this worker and waiting does not help.
+/// Returns the rejection of the server if it never accepted this worker and a retry would not help.
 pub(crate) async fn run(settings: Settings, shutdown: impl FusedFuture<Output = ()>) -> Result<(), Error> {
     let (sender, messages) = mpsc::channel(MAX_MESSAGES);
     let session = Session::new(Arc::new(settings), sender);
@@ -102,7 +102,7 @@ pub(crate) async fn run(settings: Settings, shutdown: impl FusedFuture<Output = 
     }
 }
 
-/// Whether waiting does not help: the token is wrong, or the address is not a Faena server.
+/// Whether a retry would not help: the token is wrong, or the address is not a Faena server.
 fn is_permanent(error: &Error) -> bool {
     matches!(error, Error::Response { status, .. } if (400..500).contains(status) && ![408, 409, 429].contains(status))
 }

@@ -28,7 +28,7 @@ use crate::{
 };
 
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
-/// While a handler blocks and no job waits.
+/// Interval of the checks while a handler blocks its runner and no job waits.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(16);
 /// A handler that takes this long before it first waits justifies another thread.
 const SLOW: Duration = Duration::from_micros(100);

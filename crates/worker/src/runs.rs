@@ -19,7 +19,8 @@ pub(crate) struct Runs {
     executor: Executor,
     /// How many runs have not been reassigned to another worker.
     in_flight: usize,
-    /// No run needs a check before this time. May be too early, never too late, so that a job costs a comparison and no timer.
+    /// No run needs a check before this time. It may be too early, never too late. One time for all runs is cheaper than a timer
+    /// for each.
     next_check_at: Option<Instant>,
 }
 
@@ -82,7 +83,7 @@ impl Runs {
     pub fn abort(&mut self, key: RunKey) {
         if let Some(run) = self.runs.get(&key) {
             let context = &run.context;
-            tracing::warn!(job = %context.id(), kind = context.kind(), "handler aborted after it ignored its cancellation");
+            tracing::warn!(job = %context.id(), job_type = context.kind(), "handler aborted after it ignored its cancellation");
             context.abort();
             self.end(key);
         }
@@ -149,7 +150,7 @@ impl Runs {
             if run.warn_at.is_some_and(|at| at <= now) {
                 run.warn_at = None;
                 let context = &run.context;
-                tracing::warn!(job = %context.id(), kind = context.kind(), "handler ignores its cancellation");
+                tracing::warn!(job = %context.id(), job_type = context.kind(), "handler ignores its cancellation");
             }
             next = [next, run.deadline, run.warn_at].into_iter().flatten().min();
         }

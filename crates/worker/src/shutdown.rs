@@ -105,7 +105,7 @@ impl Session {
     /// Returns `true` if the worker can end.
     ///
     /// It is draining, shutting down or has had its only job, no run is in flight, and every report is acknowledged; or the time for
-    /// acknowledgements is over.
+    /// acknowledgements has run out.
     pub fn is_over(&self, now: Instant) -> bool {
         let is_done = self.runs.in_flight_count() == 0 && self.reports.is_empty();
         match self.phase {

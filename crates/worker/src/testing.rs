@@ -95,7 +95,7 @@ impl TestJob {
         }
     }
 
-    /// Sets how many attempts have failed before. The job may have three retries.
+    /// Sets how many attempts have failed before. The job allows three retries.
     pub fn retry_count(mut self, count: u32) -> Self {
         self.retry_count = count;
         self
@@ -239,7 +239,7 @@ impl Recorder {
     }
 }
 
-/// The fields of a worker's frame that a test can see.
+/// The fields of a worker's frame that end up in a [`TestRun`].
 #[derive(Deserialize)]
 struct RecordedFrame {
     name: Option<String>,

@@ -156,7 +156,7 @@ impl Worker {
     /// worker.middleware(|job, next| async move {
     ///     let started = std::time::Instant::now();
     ///     let outcome = next.run(job.clone()).await;
-    ///     tracing::info!(job = %job.id(), kind = job.kind(), took = ?started.elapsed(), ok = outcome.is_ok());
+    ///     tracing::info!(job = %job.id(), job_type = job.kind(), took = ?started.elapsed(), ok = outcome.is_ok());
     ///     outcome.map_err(|error| error.context("on machine 7"))
     /// });
     /// ```

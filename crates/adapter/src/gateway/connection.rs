@@ -34,7 +34,7 @@ struct Connection<'a> {
     last_seen: Instant,
 }
 
-/// The connection is over: closed, broken, or too slow.
+/// The connection has ended: closed, broken, or too slow.
 struct Closed;
 
 pub async fn serve(gateway: Arc<Gateway>, socket: WebSocket) {
@@ -115,7 +115,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Does what the client asks for, and returns the task that it is about.
+    /// Performs the client's request, and returns the task that it is about.
     async fn perform(&mut self, request: Request) -> Result<TaskSnapshot, String> {
         let id = match request {
             Request::Create { data, title, id } => {

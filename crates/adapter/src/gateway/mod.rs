@@ -1,6 +1,6 @@
 //! `faena adapter gateway`: the WebSocket server for web pages.
 //!
-//! A connection creates tasks, decides about plans, and receives the progress and the end of the tasks that it follows. One event
+//! A connection creates tasks, decides on plans, and receives the progress and the end of the tasks that it follows. One event
 //! stream of the server feeds all connections; a task is read again whenever something about it changed.
 
 mod connection;
@@ -24,12 +24,13 @@ use crate::{CannotStart, options::duration, transport::http::client};
 use feed::Feed;
 
 pub const HELP: &str = "\
-Clients connect to ws://HOST:PORT/ws and exchange JSON: CREAR_TAREA, APROBAR_PLAN and SEGUIR_TAREA go in, ACTUALIZACION_PROGRESO,
-TAREA_FINALIZADA and ERROR come out.
-With FAENA_GATEWAY_TOKEN, clients need that token: as bearer token, or in a browser as the subprotocol \"bearer.TOKEN\".
+Clients connect to ws://HOST:PORT/ws and exchange JSON messages.
+They send CREAR_TAREA, APROBAR_PLAN and SEGUIR_TAREA, and receive ACTUALIZACION_PROGRESO, TAREA_FINALIZADA and ERROR.
+If FAENA_GATEWAY_TOKEN is set, clients need that token: as bearer token, or in a browser as the subprotocol \"bearer.TOKEN\".
 
 Example:
-  faena adapter gateway --listen 127.0.0.1:3001 --allow-origin http://localhost:8080";
+  faena adapter gateway --listen 127.0.0.1:3001 \\
+    --allow-origin http://localhost:8080";
 
 pub const TOKEN_VARIABLE: &str = "FAENA_GATEWAY_TOKEN";
 /// Prefix of the subprotocol that contains the token.

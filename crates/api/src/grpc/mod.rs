@@ -39,7 +39,7 @@ pub fn routes(api: &Api) -> Router<Api> {
     let bulk = BulkServiceServer::new(bulk::BulkActions(api.clone()));
     let events = EventServiceServer::new(events::Events(api.clone()));
     let (health, health_service) = tonic_health::server::health_reporter();
-    // In a task because the calls are asynchronous; none of them waits.
+    // These calls are asynchronous and this function is not, so they run in a task. They return immediately.
     tokio::spawn(async move {
         health.set_serving::<JobServiceServer<jobs::Jobs>>().await;
         health.set_serving::<WorkerServiceServer<workers::Workers>>().await;

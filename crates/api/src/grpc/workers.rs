@@ -175,7 +175,7 @@ impl WorkerStream for GrpcStream {
     }
 }
 
-/// Returns the size of the field of a message to which only `max_bytes` applies.
+/// Returns the size of the text in a message that has no limit of its own, so that only `max_bytes` limits it.
 fn content_bytes(message: &ConnectRequest) -> usize {
     match &message.message {
         Some(Incoming::Complete(report)) => report.result_json.as_ref().map_or(0, String::len),

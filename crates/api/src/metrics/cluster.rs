@@ -1,4 +1,4 @@
-//! Figures of the whole database.
+//! Metrics of the whole database.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,7 +1,7 @@
 //! `GET /metrics`: metrics for Prometheus, read from the engine and the store on each scrape.
 //!
 //! Each scrape fills a new registry, so the samples of a worker disappear when this node no longer knows the worker.
-//! Figures of the whole database are exported by one node at a time, which has a lease that it takes by being scraped. So a
+//! Metrics of the whole database are exported by one node at a time, which has a lease that it takes by being scraped. So a
 //! sum over all nodes counts them once. Labels with names that callers choose are bounded.
 
 mod cluster;
@@ -24,9 +24,9 @@ pub use table::{METRICS, Metric, MetricKind, MetricScope};
 use crate::Api;
 use scrape::Scrape;
 
-/// How long the figures of the whole database may take to read. Prometheus waits for 10 s unless configured otherwise.
+/// How long the metrics of the whole database may take to read. Prometheus waits for 10 s unless configured otherwise.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a node that is no longer scraped keeps the lease of the figures of the whole database.
+/// How long a node that is no longer scraped keeps the lease of the metrics of the whole database.
 const LEASE_MS: i64 = 300_000;
 
 /// Returns the metrics. While the database does not respond, those of this node.
@@ -54,7 +54,7 @@ pub async fn metrics(State(api): State<Api>, headers: HeaderMap) -> Response {
     ([(header::CONTENT_TYPE, content_type)], scrape.plain_text()).into_response()
 }
 
-/// Reads the figures of the whole database, if this node exports them.
+/// Reads the metrics of the whole database, if this node exports them.
 async fn read_cluster(api: &Api) -> Result<Option<cluster::ClusterFigures>, faena_store::StoreError> {
     let now = Timestamp::now();
     if !api.engine.store.metrics_lease(api.engine.node_id(), LEASE_MS, now).await? {

@@ -1,4 +1,4 @@
-//! Figures of the node that is scraped. None of them needs the database, except the one that measures it.
+//! Metrics of the node that is scraped. None of them needs the database, except the one that measures it.
 
 use std::{
     collections::BTreeMap,
@@ -58,7 +58,7 @@ fn traces(api: &Api, scrape: &mut Scrape) {
     scrape.counter(&table::TRACE_SPANS_DROPPED, count(exporter.map(|exporter| &exporter.dropped)));
 }
 
-/// Adds the figures of the queue in Redis. Without one, its gauge is absent and its counts are 0.
+/// Adds the metrics of the queue in Redis. Without one, its gauge is absent and its counts are 0.
 fn redis_queue(api: &Api, scrape: &mut Scrape) {
     let status = api.engine.queue.status();
     let up = status.as_ref().map(|status| ([], i64::from(status.outage.is_none())));

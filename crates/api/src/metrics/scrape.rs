@@ -88,7 +88,7 @@ impl Scrape {
         let mut text = String::with_capacity(encoded.len());
         for line in encoded.lines() {
             text.push_str(line);
-            // The library makes exemplars only of times that it counts itself, one by one.
+            // The library writes exemplars only for histograms that it fills itself, so they are added to its text here.
             let exemplars = line.split_once("_bucket{").and_then(|(name, _)| self.exemplars.get_mut(name));
             if let Some(exemplar) = exemplars.and_then(VecDeque::pop_front).flatten() {
                 text.push_str(&exemplar_text(&exemplar));

@@ -130,7 +130,7 @@ metrics! {
     EVENTS_PUBLISHED = "events_published", Counter, Node, [], "Events of this node that a sink confirmed";
     EVENTS_FAILED = "events_failed", Counter, Node, [],
         "Events that this node passed to a sink and that the sink did not confirm, counted once per attempt";
-    EVENT_PUBLISH_DURATION = "event_publish_duration", Histogram, Node, [], "Seconds per call of a sink";
+    EVENT_PUBLISH_DURATION = "event_publish_duration", Histogram, Node, [], "Seconds per call to a sink";
     OUTBOX_QUEUE_SIZE = "outbox_queue_size", Gauge, Cluster, [],
         "Events that wait for a sink, counted up to 1000000 per sink";
     DLQ_SIZE = "dlq_size", Gauge, Cluster, [],

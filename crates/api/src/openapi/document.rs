@@ -21,7 +21,7 @@ const INTRODUCTION: &str = "Durable background jobs over HTTP.\n\n\
     Every error has the same body; `error.code` is for programs, `error.message` for people, and `error.details` names every bad \
     field. gRPC is on the same port and follows the same rules.\n\n\
     A key with `withoutPayloads` sees no payloads, results, data, events, progress texts, logs and errors: they are empty, and \
-    `hidden` beside them names the fields.";
+    `hidden` next to them names the fields.";
 
 /// Schemas of bodies by name, collected from the operations.
 type Bodies = BTreeMap<&'static str, Value>;
@@ -282,7 +282,7 @@ fn common_errors(error: &Value) -> Value {
     let all = [
         (400, "The request is not valid; `details` names every bad field."),
         (401, "No valid API key where one is needed, or a wrong, expired or revoked key anywhere."),
-        (403, "The key lacks the scope or the queue, or a web page of another origin sent the request."),
+        (403, "The key lacks the scope or the queue, or a web page from another origin sent the request."),
         (404, "It does not exist, it has expired, or it belongs to a queue that the key is not for."),
         (408, "The body did not arrive in time."),
         (413, "The body is too large."),

@@ -1,7 +1,7 @@
 //! The OpenAPI document, made from the declared routes.
 //!
-//! Each route declares its documentation ([`Operation`]) beside its handler and scope, so a route without documentation does not
-//! compile. Schemas of answers derive from the types that the handlers return; schemas of bodies are written beside their
+//! Each route declares its documentation ([`Operation`]) next to its handler and scope, so a route without documentation does not
+//! compile. Schemas of answers derive from the types that the handlers return; schemas of bodies are written next to their
 //! parsers. The tests check every request and answer that they make against the document.
 
 mod document;

@@ -72,7 +72,7 @@ impl Tag {
             Tag::Outbox => "Outbox",
             Tag::ApiKeys => "API keys",
             Tag::Audit => "Audit log",
-            Tag::Metrics => "Figures and history",
+            Tag::Metrics => "Metrics and history",
             Tag::System => "Health, metrics and documentation",
         }
     }
@@ -82,8 +82,8 @@ impl Tag {
             Tag::Jobs => "Submit, list, show, change, cancel, retry and delete jobs.",
             Tag::BulkActions => "Apply one action to every job that a filter matches.",
             Tag::DeadLetters => "Jobs that failed for the last time.",
-            Tag::Schedules => "Create jobs by the clock: cron expressions in a time zone, or fixed intervals.",
-            Tag::Tasks => "Create tasks, send them events, and decide about them.",
+            Tag::Schedules => "Create jobs at set times: cron expressions in a time zone, or fixed intervals.",
+            Tag::Tasks => "Create tasks, send them events, and decide on them.",
             Tag::Machines => "The state machines that tasks run.",
             Tag::Queues => "Show, configure, pause and resume queues.",
             Tag::Limits => "Limits on the concurrency and the rate of jobs.",
@@ -94,7 +94,7 @@ impl Tag {
             Tag::Outbox => "Sinks that receive events, sources and inboxes that create jobs, and rejected events.",
             Tag::ApiKeys => "Create, list, rotate and revoke API keys.",
             Tag::Audit => "Every change by a caller.",
-            Tag::Metrics => "Figures of the whole cluster, and what happened per hour and day.",
+            Tag::Metrics => "Metrics of the whole cluster, and what happened per minute, hour and day.",
             Tag::System => "For load balancers, monitoring and clients.",
         }
     }
@@ -276,12 +276,12 @@ impl Operation {
         self.error(409, description)
     }
 
-    /// Documents a list that grows with the jobs.
+    /// Documents a list that can have millions of entries, such as jobs: its pages are small.
     pub fn list<T: JsonSchema>(self, description: &'static str) -> Operation {
         self.paged(20, 100).listed::<T>(description)
     }
 
-    /// Documents a list that grows with the installation.
+    /// Documents a list with few entries, such as queues: one page usually has all of them.
     pub fn short_list<T: JsonSchema>(self, description: &'static str) -> Operation {
         self.paged(100, 1_000).listed::<T>(description)
     }

@@ -80,9 +80,12 @@ pub fn bulk_dead_letters(_: &JobLimits) -> Value {
 }
 
 pub fn new_schedule(limits: &JobLimits) -> Value {
-    schedule_fields(limits, Object::new().required("name", about(text(255), "Unique among schedules.")))
-        .any_of(["jobName", "jobType"])
-        .build()
+    schedule_fields(
+        limits,
+        Object::new().required("name", about(text(255), "Display name; several schedules may have the same.")),
+    )
+    .any_of(["jobName", "jobType"])
+    .build()
 }
 
 pub fn schedule_patch(limits: &JobLimits) -> Value {

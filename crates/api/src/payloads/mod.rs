@@ -1,11 +1,11 @@
-//! Hides what jobs and tasks carry from callers whose key is without payloads.
+//! Hides the payloads, results, data, logs and errors of jobs and tasks from callers whose key has `withoutPayloads`.
 //!
 //! Every answer to such a caller passes through here, whatever its route: JSON and server-sent events are compared with
 //! their schema in the OpenAPI document, gRPC messages with their descriptor. Numbers, times, ids and values of enums pass. A
 //! text or a value of any form passes only if [`visible`] lists it, so a new field or route shows nothing until it is listed
-//! there. A hidden value is replaced by an empty one, and `hidden` beside it names the fields.
+//! there. A hidden value is replaced by an empty one, and `hidden` next to it names the fields.
 //!
-//! Errors pass unchanged, because they are about the request.
+//! Error responses pass unchanged, because they are about the request.
 
 mod event_stream;
 mod grpc;

@@ -220,7 +220,7 @@ fn view(bulk: Bulk) -> BulkView {
     BulkView {
         id: bulk.id,
         action: bulk.work.name(),
-        filter: bulk.work.shown(),
+        filter: bulk.work.to_api_json(),
         actor: bulk.actor,
         per_second: bulk.per_second,
         created_at: bulk.created_at,

@@ -44,7 +44,7 @@ pub struct MachineView {
     pub hash: String,
     pub created_at: Timestamp,
     pub created_by: String,
-    /// All versions, the newest first.
+    /// All versions, newest first.
     pub versions: Vec<u32>,
     /// The definition, as it was written.
     pub definition: Value,
@@ -161,7 +161,7 @@ pub async fn load_requested(api: &Api, name: &str, query: Option<&str>) -> ApiRe
 pub async fn load(api: &Api, name: &str, version: Option<u32>) -> ApiResult<StoredMachine> {
     let found = api.engine.store.machine_get(name, version).await?;
     found.ok_or_else(|| match version {
-        Some(version) => ApiError::not_found(format!("no version {version} of a machine \"{name}\"")),
+        Some(version) => ApiError::not_found(format!("no version {version} of machine \"{name}\"")),
         None => ApiError::not_found(format!("no machine \"{name}\"; register it with POST /api/v1/machines")),
     })
 }

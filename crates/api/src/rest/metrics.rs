@@ -1,8 +1,8 @@
-//! `/metrics/overview`, `/queues`, `/workers`, `/jobs` and `/schedules` below `/api/v1`: figures of the whole cluster as JSON.
+//! `/metrics/overview`, `/queues`, `/workers`, `/jobs` and `/schedules` below `/api/v1`: metrics of the whole cluster as JSON.
 //!
-//! A caller that is restricted to queues gets the figures of its queues.
+//! A caller that is restricted to queues gets the metrics of its queues.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use axum::{
     Json,
@@ -10,11 +10,11 @@ use axum::{
 };
 use faena_domain::{JobState, Timestamp, WorkerState};
 use faena_store::{
-    COUNT_LIMIT, Counts, HistoryMeasure, HistoryPeriod, HistoryQuery, InFlightCount, JobTotal, LaneId, ScheduleCounts,
-    ScheduleFilter, SchedulePage, Tally,
+    COUNT_LIMIT, Counts, HistoryMeasure, HistoryPeriod, HistoryQuery, InFlightCount, JobTotal, Lane, LaneId,
+    ScheduleCounts, ScheduleFilter, SchedulePage, Tally,
 };
 use faena_wire::metrics::{
-    JobMetrics, MetricsOverview, QueueMetrics, RecentJobs, ScheduleMetrics, TaskMetrics, WorkerMetrics,
+    JobMetrics, MetricsOverview, QueueMetrics, RecentJobs, ScheduleMetrics, TaskMetrics, UnservedType, WorkerMetrics,
 };
 
 use crate::{
@@ -22,6 +22,9 @@ use crate::{
     metrics::jobs_by_state,
     request::{UNKNOWN_PARAMETER, read_query},
 };
+
+/// Maximum number of types without a worker that a response contains.
+const MAX_UNSERVED_TYPES: usize = 100;
 
 pub async fn overview(State(api): State<Api>, RawQuery(query): RawQuery) -> ApiResult<Json<MetricsOverview>> {
     reject_parameters(query.as_deref())?;
@@ -65,24 +68,23 @@ fn reject_parameters(query: Option<&str>) -> ApiResult<()> {
 struct Figures {
     counts: Counts,
     in_flight: Vec<InFlightCount>,
-    lanes: Vec<LaneId>,
+    lanes: Vec<Lane>,
 }
 
 impl Figures {
     async fn read(api: &Api) -> ApiResult<Figures> {
         let store = &api.engine.store;
-        let lanes = store.lanes().await?.into_iter().filter(|lane| access::includes_queue(&lane.queue));
-        let lanes = lanes.map(|lane| lane.id).collect();
+        let lanes = store.lanes().await?.into_iter().filter(|lane| access::includes_queue(&lane.queue)).collect();
         Ok(Figures { counts: store.counts().await?, in_flight: store.in_flight_counts().await?, lanes })
     }
 
     fn count(&self, tally: Tally) -> u64 {
-        let all = self.lanes.iter().filter_map(|lane| self.counts.by_lane.get(&(*lane, tally)));
+        let all = self.lanes.iter().filter_map(|lane| self.counts.by_lane.get(&(lane.id, tally)));
         positive(all.sum())
     }
 
     fn so_far(&self, total: JobTotal) -> u64 {
-        positive(self.lanes.iter().map(|lane| self.counts.so_far(*lane, total)).sum())
+        positive(self.lanes.iter().map(|lane| self.counts.so_far(lane.id, total)).sum())
     }
 
     fn queues(&self) -> QueueMetrics {
@@ -108,10 +110,42 @@ impl Figures {
     }
 
     async fn jobs(&self, api: &Api, now: Timestamp) -> ApiResult<JobMetrics> {
-        let by_state = jobs_by_state(&self.counts, &self.in_flight, |lane| self.lanes.contains(&lane));
+        let lanes: HashSet<LaneId> = self.lanes.iter().map(|lane| lane.id).collect();
+        let by_state = jobs_by_state(&self.counts, &self.in_flight, |lane| lanes.contains(&lane));
         let by_status: BTreeMap<JobState, u64> =
             by_state.into_iter().map(|(state, count)| (state, positive(count))).collect();
-        Ok(JobMetrics { total: by_status.values().sum(), by_status, last24h: recent_jobs(api, now).await? })
+        Ok(JobMetrics {
+            total: by_status.values().sum(),
+            by_status,
+            last24h: recent_jobs(api, now).await?,
+            without_worker: self.without_worker(api).await?,
+        })
+    }
+
+    /// Returns the types with queued jobs that no live worker on any node can run.
+    async fn without_worker(&self, api: &Api) -> ApiResult<Vec<UnservedType>> {
+        let queued = |lane: &Lane| positive(self.counts.by_lane.get(&(lane.id, Tally::Queued)).copied().unwrap_or(0));
+        let lanes: Vec<(&Lane, u64)> =
+            self.lanes.iter().map(|lane| (lane, queued(lane))).filter(|(_, n)| *n > 0).collect();
+        if lanes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let capabilities = api.engine.store.worker_capabilities().await?;
+        let mut jobs: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+        for (lane, queued) in lanes {
+            if !capabilities.iter().any(|worker| worker.covers(&lane.queue, &lane.kind)) {
+                *jobs.entry((&lane.kind, &lane.queue)).or_default() += queued;
+            }
+        }
+        let unserved = |((kind, queue), jobs): ((&str, &str), u64)| UnservedType {
+            kind: kind.to_owned(),
+            queue: queue.to_owned(),
+            jobs,
+        };
+        let mut types: Vec<UnservedType> = jobs.into_iter().map(unserved).collect();
+        types.sort_by_key(|unserved| std::cmp::Reverse(unserved.jobs));
+        types.truncate(MAX_UNSERVED_TYPES);
+        Ok(types)
     }
 }
 

@@ -27,12 +27,12 @@ pub struct Paging<C> {
 }
 
 impl<C: FromStr> Paging<C> {
-    /// For lists that grow with the jobs.
+    /// Creates the paging of a list that can have millions of entries, such as jobs.
     pub fn new() -> Paging<C> {
         Paging { limit: 20, max_limit: 100, page: None, cursor: None }
     }
 
-    /// For lists that grow with the installation: queues, limits, workers, sinks.
+    /// Creates the paging of a list with few entries: queues, limits, workers, sinks.
     pub fn of_short_list() -> Paging<C> {
         Paging { limit: 100, max_limit: 1_000, page: None, cursor: None }
     }

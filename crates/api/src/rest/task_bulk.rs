@@ -34,7 +34,7 @@ use crate::{
 const SAMPLE: usize = 10;
 /// Number of tasks that a dry run of a migration tries.
 const TRIED: usize = 1_000;
-/// Number of tasks that cannot move and that the response names.
+/// Maximum number of refusals that the response shows.
 const REFUSED: usize = 20;
 
 /// Response to a bulk action on tasks.
@@ -54,7 +54,7 @@ pub struct TaskBulkResponse {
     pub done: u64,
     /// Tasks that changed meanwhile, or refused the action.
     pub skipped: u64,
-    /// The newest of them.
+    /// The newest matching tasks.
     pub sample: Vec<TaskExample>,
 }
 
@@ -87,7 +87,7 @@ pub struct MigrationResponse {
     pub per_second: Option<u32>,
     /// The states of these tasks before the migration.
     pub states: Vec<MigratedState>,
-    /// Tasks that were tried without changing them, the newest first.
+    /// Tasks that were tried without changing them, newest first.
     pub tried: u64,
     /// Tasks among them that cannot move.
     pub refused: u64,
@@ -248,7 +248,7 @@ impl Progress {
     }
 }
 
-/// What an action has done when it is answered.
+/// The response to an action that has finished or continues in the background.
 pub struct Started<T> {
     pub response: T,
     /// The action, if it continues.

@@ -96,12 +96,12 @@ impl TaskView {
 pub struct TaskList {
     pub tasks: Vec<TaskView>,
     #[serde(flatten)]
-    pub figures: PageInfo,
+    pub page: PageInfo,
 }
 
 impl TaskList {
-    pub fn new(tasks: Vec<TaskView>, figures: PageInfo) -> TaskList {
-        TaskList { tasks, figures }
+    pub fn new(tasks: Vec<TaskView>, page: PageInfo) -> TaskList {
+        TaskList { tasks, page }
     }
 }
 
@@ -113,7 +113,7 @@ pub struct HistoryView {
 /// Events about a task, as sinks and streams receive them.
 #[derive(Serialize, JsonSchema)]
 pub struct TaskEvents {
-    /// CloudEvents, the oldest first. `sequence` counts them.
+    /// CloudEvents, oldest first. `sequence` counts them.
     #[schemars(schema_with = "cloud_events")]
     pub events: Vec<Value>,
 }

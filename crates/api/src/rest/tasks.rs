@@ -1,4 +1,4 @@
-//! `/tasks`: creates, lists and shows tasks, sends them events, and decides about them.
+//! `/tasks`: creates, lists and shows tasks, sends them events, and decides on them.
 
 use axum::{
     Json,
@@ -116,8 +116,8 @@ fn check_tags(errors: &mut Vec<FieldError>, tags: &[String]) {
 }
 
 pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResponse<TaskList> {
-    let (tasks, figures) = find(&api, query.as_deref()).await?;
-    respond(figures, |figures| TaskList::new(tasks, figures))
+    let (tasks, page) = find(&api, query.as_deref()).await?;
+    respond(page, |page| TaskList::new(tasks, page))
 }
 
 /// Returns the page of tasks that a query asks for.
@@ -131,8 +131,8 @@ pub async fn find(api: &Api, query: Option<&str>) -> ApiResult<(Vec<TaskView>, P
     })?;
     let (read, total) = api.engine.store.task_list(filter, paging.after(), paging.wanted()?).await?;
     let cursor = |task: &StoredTask| task.task.id.parse().unwrap_or_default();
-    let (tasks, figures) = paging.page_of_read(read, total, cursor)?;
-    Ok((tasks.into_iter().map(TaskView::of).collect(), figures))
+    let (tasks, page) = paging.page_of_read(read, total, cursor)?;
+    Ok((tasks.into_iter().map(TaskView::of).collect(), page))
 }
 
 /// Sets one parameter of a task filter, for lists and bulk actions.

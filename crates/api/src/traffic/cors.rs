@@ -1,6 +1,6 @@
-//! Lets web pages of other origins call the API, if the operator lists them in `cors.origins`.
+//! Lets web pages from other origins call the API, if the operator lists these origins in `cors.origins`.
 //!
-//! `*` means every page, so it gives no access by itself: a page of an origin that is not listed must send an API key. A page
+//! `*` means every page, so it gives no access by itself: a page from an origin that is not listed must send an API key. A page
 //! could otherwise use the rights of the browser it runs in, such as access from loopback or the login at a reverse proxy.
 
 use axum::{
@@ -10,10 +10,10 @@ use axum::{
     response::Response,
 };
 
-/// Web pages of other origins that may call.
+/// Which web pages from other origins may call the API.
 #[derive(Clone, Default, Debug)]
 pub struct Cors {
-    /// Origins like `https://app.example.com`, or `*`. Empty: no other origin may call.
+    /// Origins like `https://app.example.com`, or `*`. Empty: no other origin may call the API.
     pub origins: Vec<String>,
     /// Whether a browser may send cookies, which a reverse proxy needs.
     pub credentials: bool,
@@ -40,7 +40,7 @@ const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(
 const MAX_AGE: HeaderValue = HeaderValue::from_static("3600");
 
 impl Cors {
-    /// Returns what an origin may do, or `None` if it may not call.
+    /// Returns what an origin may do, or `None` if it may not call the API.
     pub fn allows(&self, origin: &HeaderValue) -> Option<Allowed> {
         let listed = |name: &str| self.origins.iter().any(|origin| origin == name);
         match origin.to_str() {
@@ -50,7 +50,7 @@ impl Cors {
         }
     }
 
-    /// Returns the answer to a preflight request of an allowed origin. It needs no key, because a browser sends none.
+    /// Returns the answer to a preflight request from an allowed origin. It needs no key, because a browser sends none.
     pub fn preflight(&self, request: &Request) -> Option<Response> {
         let headers = request.headers();
         let asks = request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
@@ -64,7 +64,7 @@ impl Cors {
         Some(response)
     }
 
-    /// Adds the headers that let a page of this origin read the response.
+    /// Adds the headers that let a page from this origin read the response.
     pub fn decorate(&self, origin: Option<&HeaderValue>, response: &mut HeaderMap) {
         if self.origins.is_empty() {
             return;

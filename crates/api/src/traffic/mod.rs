@@ -71,7 +71,7 @@ pub struct TrafficConfig {
     pub in_flight_bytes: Option<usize>,
     /// Open streams of events and jobs. `None`: any number.
     pub max_streams: Option<usize>,
-    /// Open streams of one API key, or of one address without a key. `None`: any number.
+    /// Open streams of one API key, or of one address for callers without a key. `None`: any number.
     pub max_streams_per_caller: Option<usize>,
 }
 

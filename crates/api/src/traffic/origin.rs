@@ -1,7 +1,7 @@
-//! Rejects requests that a browser sends for a web page of another origin, unless `cors.origins` allows it.
+//! Rejects requests that a browser sends for a web page from another origin, unless `cors.origins` allows it.
 //!
 //! While there are no API keys, every program that can connect may do everything, and a browser connects on behalf of
-//! any page. `Origin` and `Sec-Fetch-Site` reveal a page of another origin. The authority of the request reveals a page
+//! any page. `Origin` and `Sec-Fetch-Site` reveal a page from another origin. The authority of the request reveals a page
 //! whose own host name resolves to this machine (DNS rebinding); it is checked only if `loopback_only` is set.
 
 use axum::{
@@ -19,7 +19,7 @@ use crate::{Api, ApiError, ApiResult, context};
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-const OTHER_ORIGIN: &str = "a web page of another origin must not call this server";
+const OTHER_ORIGIN: &str = "a web page from another origin may not call this server; allow it with cors.origins";
 const NOT_LOCAL: &str = "this server accepts only requests to localhost; use that name, create an API key with \"faena keys create\", or start the server with --insecure-no-auth";
 
 /// Fails if the request names no valid host, or a browser may not send it.
@@ -77,7 +77,7 @@ fn is_navigation(request: &Request) -> bool {
         && mode.is_ok_and(|mode| mode.is_some_and(|mode| mode == "navigate"))
 }
 
-/// Returns whether a page of another origin may send this request. The route rejects a caller without access itself.
+/// Returns whether a page from another origin may send this request. The route itself rejects a caller without access.
 fn is_allowed(api: &Api, origin: &HeaderValue) -> bool {
     match api.traffic.cors.allows(origin) {
         None => false,

@@ -97,7 +97,7 @@ pub struct Usage {
     pub name: &'static str,
     rate: RequestRate,
     remaining: u32,
-    /// Time until the next request may run. Present: this one may not.
+    /// Time until the next request may run, if this one may not.
     wait: Option<Duration>,
 }
 

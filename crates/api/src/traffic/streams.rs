@@ -13,7 +13,7 @@ use crate::{ApiError, ApiResult, context::Caller};
 
 pub struct StreamLimits {
     pub total: usize,
-    /// For one key, or for one address without a key. Does not apply to local callers without a key.
+    /// Limit of one API key, or of one address for callers without a key. Does not apply to local callers without a key.
     pub per_caller: usize,
 }
 
@@ -60,11 +60,11 @@ impl Streams {
         let mut open = lock(&self.open);
         let of_caller = open.by_caller.get(&caller).copied().unwrap_or(0);
         if caller != StreamCaller::Local && of_caller >= per_caller {
-            let message = format!("this caller already has {per_caller} open streams; close one or try later");
+            let message = format!("this caller already has {per_caller} open streams; close one or try again later");
             return Err(ApiError { retry_after_seconds: Some(1), ..ApiError::new(ErrorCode::RateLimited, message) });
         }
         if open.total >= total {
-            let message = format!("this node already has {total} open streams; use another node or try later");
+            let message = format!("this node already has {total} open streams; use another node or try again later");
             return Err(ApiError::new(ErrorCode::Unavailable, message));
         }
         open.total += 1;

@@ -183,7 +183,7 @@ async fn handle_report(
     let mut fields = optional_fields(&api, &body)?;
     let run: Option<Run> = fields.take("run", "a whole number");
     let kind = parse_kind(name, &mut fields);
-    // Names every bad field; what is wrong with the report as a whole comes second.
+    // Reports all invalid fields together. Only then come the errors about the whole report.
     finish(fields)?;
     // Between two calls nothing else connects a report with its claim.
     let run = run.ok_or_else(|| ApiError::invalid_field("run", "is required; it is in the claimed job"))?;

@@ -25,7 +25,7 @@ impl MessageBudget {
         MessageBudget { tokens: max_tokens, max_tokens, tokens_per_second, refilled_at: Instant::now() }
     }
 
-    /// Takes `tokens` and returns whether the budget had enough. Takes them even if it had not.
+    /// Takes `tokens` and returns whether the budget had enough. Takes them even if it did not have enough.
     pub fn take(&mut self, tokens: f64) -> bool {
         let now = Instant::now();
         let refill = now.duration_since(self.refilled_at).as_secs_f64() * self.tokens_per_second;

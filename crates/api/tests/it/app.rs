@@ -67,7 +67,7 @@ impl App {
         App::open(&url, TestDatabase::Folder(folder), config).await
     }
 
-    /// Starts as with `--insecure-no-auth`: callers of other machines need no key.
+    /// Starts as with `--insecure-no-auth`: callers on other machines need no key.
     pub async fn start_without_auth() -> App {
         App::start_with_policy(Policy { allow_anonymous: true, ..Policy::default() }, Traffic::default()).await
     }
@@ -78,7 +78,7 @@ impl App {
         App::start_with_policy(policy, Traffic::new(config)).await
     }
 
-    /// Starts an app that callers of other machines can reach.
+    /// Starts an app that callers on other machines can reach.
     pub async fn start_with_policy(policy: Policy, traffic: Traffic) -> App {
         let mut app = App::start().await;
         app.api = Api::new(Parts {
@@ -117,7 +117,7 @@ impl App {
         App::open(&format!("{base}/{name}"), TestDatabase::Shared, config).await
     }
 
-    /// Deletes the database under the running node.
+    /// Deletes the database while the node is running.
     pub async fn drop_database(&self) {
         let TestDatabase::Database(name) = &self._database else { panic!("only a PostgreSQL database can be lost") };
         run_sql(&format!("DROP DATABASE {name} WITH (FORCE)")).await;

@@ -76,7 +76,7 @@ async fn a_gap_and_an_invalid_position_are_reported_over_grpc() {
     assert!(rejected.message().contains("or 0 for the oldest"), "{}", rejected.message());
 }
 
-/// Lists the services by one version of the reflection protocol; the two differ only in their package.
+/// Lists the services with one version of the reflection protocol; the two differ only in their package.
 macro_rules! reflected_services {
     ($app:expr, $version:ident) => {{
         use tonic_reflection::pb::$version::{

@@ -20,7 +20,7 @@ async fn submit_jobs(app: App) -> (App, Vec<String>) {
         r#"{"name": "e", "type": "pdf.render", "queue": "slow"}"#,
         r#"{"name": "f", "type": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#,
     ] {
-        // Ids carry their millisecond: each job gets its own.
+        // An id contains its time of creation: each job is created in a different millisecond.
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         ids.push(app.create(body).await);
     }
@@ -321,7 +321,7 @@ async fn bulk_actions_take_the_filters_of_lists() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bulk_action_reaches_jobs_behind_the_bound_of_a_search() {
+async fn a_bulk_action_reaches_jobs_beyond_the_search_limit() {
     let app = App::start().await;
     let old = app.create(r#"{"type": "http.request", "payload": {"url": "http://127.0.0.1/"}}"#).await;
     app.wait_for_state(&old, "FAILED").await;

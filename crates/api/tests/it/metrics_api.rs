@@ -1,4 +1,4 @@
-//! `/api/v1/metrics`: figures as JSON, and the history.
+//! `/api/v1/metrics`: metrics as JSON, and the history.
 
 use faena_domain::Timestamp;
 use insta::assert_snapshot;
@@ -47,7 +47,7 @@ async fn get(app: &App, path: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_overview_contains_all_figures() {
+async fn the_overview_contains_all_metrics() {
     let app = app_with_jobs().await;
     let mut overview = get(&app, "overview").await;
     assert!(overview["uptime"].is_u64(), "{overview}");
@@ -78,7 +78,14 @@ async fn the_overview_contains_all_figures() {
           "created": 4,
           "failed": 1
         },
-        "total": 4
+        "total": 4,
+        "withoutWorker": [
+          {
+            "jobs": 1,
+            "queue": "mail",
+            "type": "unhandled.type"
+          }
+        ]
       },
       "queues": {
         "delayed": 1,

@@ -1,4 +1,4 @@
-//! A key without payloads: no answer of any kind shows what jobs and tasks carry.
+//! A key with `withoutPayloads`: no answer of any kind shows the payloads, results, data, logs and errors of jobs and tasks.
 
 mod seed;
 

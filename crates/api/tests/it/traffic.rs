@@ -1,4 +1,4 @@
-//! Limits of requests, origins, and compression.
+//! Rate limits, origins, and compression.
 
 use std::{net::SocketAddr, num::NonZeroU32, time::Duration};
 

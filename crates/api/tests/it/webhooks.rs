@@ -60,7 +60,7 @@ async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
       "history": [
         {
           "at": "<time>",
-          "error": "error sending request: client error (Connect): tcp connect error: Connection refused (os error 111)",
+          "error": "cannot connect: connection refused",
           "number": 1,
           "tookMs": 0
         }

@@ -1,8 +1,8 @@
 //! RabbitMQ, over AMQP 0-9-1.
 //!
-//! This module does not use the client library's recovery: it sends unconfirmed messages again by itself, so the caller
-//! could not know which were confirmed. A broken connection is dropped with all its channels, and the next call opens a
-//! new one.
+//! The automatic recovery of the client library is not used, because it sends unconfirmed messages again by itself, and the
+//! caller could not know which were confirmed. A broken connection is dropped with all its channels, and the next call opens
+//! a new one.
 
 mod sink;
 mod window;

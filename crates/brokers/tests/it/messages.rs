@@ -85,7 +85,8 @@ pub async fn publish_all(sink: &dyn Sink, messages: &[Message], confirmed: &Atom
     }
 }
 
-/// Publishes `count` messages. Kills and restarts the broker each time that so many of them are confirmed.
+/// Publishes `count` messages. Kills and restarts the broker whenever one of the `kills` thresholds of confirmed messages
+/// is reached.
 pub async fn publish_through_kills(broker: &mut Broker, sink: impl Sink + 'static, count: i64, kills: [usize; 2]) {
     let confirmed = Arc::new(AtomicUsize::new(0));
     let counter = confirmed.clone();
@@ -123,7 +124,7 @@ pub async fn assert_resumes(
     redelivered.ack().await.unwrap();
 }
 
-/// Asserts that a consumer fails when its connection carries nothing any more, and ends the stall.
+/// Asserts that a consumer fails when its connection carries no more data, then ends the stall.
 pub async fn assert_notices_silence(consumer: &mut impl Consumer, proxy: &Proxy) {
     proxy.stall();
     let result = tokio::time::timeout(Duration::from_secs(40), consumer.next()).await.expect("an error");

@@ -36,7 +36,7 @@ pub struct App {
     pub url: String,
     pub snapshot: Snapshot,
     pub read_at: Instant,
-    /// Why the last reading failed.
+    /// Why the last refresh failed.
     pub outage: Option<String>,
     pub focus: Pane,
     pub scope: Scope,
@@ -47,7 +47,7 @@ pub struct App {
     pub details: Option<Details>,
     /// Action that waits for its confirmation.
     pub question: Option<Action>,
-    /// What happened last, and whether it failed.
+    /// Result of the last action, and whether it failed.
     pub note: Option<(String, bool)>,
     pub is_help_open: bool,
     /// Runs that ended per minute, newest last.
@@ -108,7 +108,7 @@ impl App {
         self.rates.drain(..self.rates.len().saturating_sub(RATES));
     }
 
-    /// Shows other jobs. The rows of the old list disappear until the new ones arrive.
+    /// Shows another list of jobs. The rows of the old list disappear until the new ones arrive.
     pub fn show(&mut self, scope: Scope) {
         self.snapshot.jobs.jobs.clear();
         self.snapshot.jobs.total = 0;

@@ -123,7 +123,7 @@ fn open(app: &mut App) -> Reaction {
     }
 }
 
-/// Runs the action of a key, or asks first. The action may be refused with what to do instead.
+/// Runs the action of a key, after a question if the action has one. If it is not possible, shows what to do instead.
 fn ask(app: &mut App, action: fn(&App) -> Result<Action, &'static str>) -> Reaction {
     match action(app) {
         Ok(action) if action.question().is_some() => {

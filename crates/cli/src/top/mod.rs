@@ -57,7 +57,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
         return Ok(ExitCode::SUCCESS);
     }
     if !stdin().is_terminal() || !stdout().is_terminal() {
-        let message = "\"faena top\" needs a terminal; use \"faena top --json\" for one reading of the same data";
+        let message = "\"faena top\" needs a terminal; use \"faena top --json\" for a single snapshot of the same data";
         return Err(CommandError::Usage(message.into()));
     }
     // Before the screen changes: a server that cannot be reached is reported like everywhere else.
@@ -91,7 +91,7 @@ async fn show(api: Arc<Api>, first: Snapshot, refresh: Duration) -> std::io::Res
             event = keys.recv() => Some(event.ok_or_else(|| std::io::Error::other("cannot read keys"))?),
             Some(message) = incoming.recv() => { app.apply(message); None }
             _ = clock.tick() => None,
-            // It ends only by a panic, after which the screen is restored already.
+            // The poller ends only by a panic, which has already restored the screen.
             _ = &mut poller => return Err(std::io::Error::other("the reader stopped")),
         };
         while let Ok(message) = incoming.try_recv() {

@@ -11,6 +11,7 @@ use crate::{
     error::Failure,
     layout::Page,
     markup::{Markup, StateStyle, badge},
+    reasons::english,
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
@@ -160,13 +161,14 @@ fn node_table(viewer: &Viewer, nodes: &[Node]) -> Table {
 
 fn checks_panel(viewer: &Viewer, report: DoctorReport) -> Result<ChecksPanel, Failure> {
     let t = viewer.texts();
+    let text = |text: &str| english(viewer, text, &[]);
     let row = |finding: &Finding| Row {
         key: finding.code.clone(),
         cells: vec![
             Cell::markup(badge(severity_style(&finding.severity), t.word(&finding.severity))),
             Cell::text(&finding.code).extra(),
-            Cell::text(&finding.text).with("wrap").note(&escaped(&finding.advice)),
-            Cell::text(&finding.advice).with("wrap").extra(),
+            Cell::markup(text(&finding.text)).with("wrap").note(&text(&finding.advice)),
+            Cell::markup(text(&finding.advice)).with("wrap").extra(),
         ],
     };
     let table = Table {
@@ -184,7 +186,7 @@ fn checks_panel(viewer: &Viewer, report: DoctorReport) -> Result<ChecksPanel, Fa
 }
 
 fn severity_style(severity: &str) -> StateStyle {
-    if severity == "error" { StateStyle::Failed } else { StateStyle::Retrying }
+    if severity == "error" { StateStyle::Problem } else { StateStyle::Warning }
 }
 
 fn loop_table(viewer: &Viewer, loops: &[LoopHealth]) -> Table {
@@ -211,13 +213,25 @@ fn loop_table(viewer: &Viewer, loops: &[LoopHealth]) -> Table {
     }
 }
 
+/// Returns where a value comes from: a word, a variable, an option, or a line of a file.
+fn source_text(t: &Texts, source: &str) -> String {
+    match source.rsplit_once(", line ") {
+        Some((file, line)) => format!("{file}, {} {line}", t.line),
+        None => t.word(source).to_owned(),
+    }
+}
+
 fn configuration_table(t: &Texts, rows: &[(String, String, String)]) -> Table {
     let row = |(key, value, source): &(String, String, String)| Row {
         key: key.clone(),
-        cells: vec![Cell::text(key).with("main"), Cell::text(value).long(), Cell::text(t.word(source)).extra()],
+        cells: vec![
+            Cell::text(key).with("main").note(&escaped(value)),
+            Cell::text(value).long().extra(),
+            Cell::text(&source_text(t, source)).extra(),
+        ],
     };
     Table {
-        columns: vec![text_column(t.key_title), text_column(t.value), extra_column(t.source)],
+        columns: vec![text_column(t.key_title), extra_column(t.value), extra_column(t.source)],
         rows: rows.iter().map(row).collect(),
         ..Table::default()
     }

@@ -107,9 +107,10 @@ fn table(viewer: &Viewer, letters: &[DeadLetter]) -> Table {
     let row = |DeadLetter { job, failed_at }: &DeadLetter| Row {
         key: job.id.clone(),
         cells: vec![
-            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.name),
+            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.name)
+                .note(&escaped(job.error.as_deref().unwrap_or_default())),
             Cell::text(&job.queue).extra(),
-            Cell::text(job.error.as_deref().unwrap_or_default()).long(),
+            Cell::text(job.error.as_deref().unwrap_or_default()).long().extra(),
             Cell::number(&job.attempt.to_string()).extra(),
             Cell::markup(formats.relative(*failed_at)).right(),
         ],
@@ -118,7 +119,7 @@ fn table(viewer: &Viewer, letters: &[DeadLetter]) -> Table {
         columns: vec![
             text_column(t.job),
             extra_column(t.queue),
-            text_column(t.error),
+            extra_column(t.error),
             extra_number_column(t.attempts),
             number_column(t.failed_at),
         ],

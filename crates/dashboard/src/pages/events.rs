@@ -12,6 +12,7 @@ use crate::{
     layout::Page,
     markup::{Markup, StateStyle, badge},
     query::segment,
+    reasons::english,
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
@@ -112,10 +113,15 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
 
 fn sink_table(viewer: &Viewer, sinks: &[Sink]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
+    let details = |sink: &Sink| match (&sink.down_reason, sink.types.as_slice()) {
+        (Some(reason), _) => english(viewer, reason, &[]),
+        (None, [all]) if all == "*" => escaped(t.all_events),
+        (None, types) => escaped(&types.join(", ")),
+    };
     let row = |sink: &Sink| {
         let state = match sink.down_since {
-            Some(_) => badge(StateStyle::Failed, t.down),
-            None => badge(StateStyle::Completed, t.up),
+            Some(_) => badge(StateStyle::Problem, t.down),
+            None => badge(StateStyle::On, t.up),
         };
         let oldest = sink.oldest_pending_at.map_or_else(Markup::default, |at| formats.age(at));
         Row {
@@ -127,7 +133,7 @@ fn sink_table(viewer: &Viewer, sinks: &[Sink]) -> Table {
                 Cell::markup(oldest).right().extra(),
                 Cell::number(&formats.count(sink.sent)).extra(),
                 Cell::number(&formats.count(sink.dead)).extra(),
-                Cell::text(&sink.down_reason.clone().unwrap_or_else(|| sink.types.join(", "))).long().extra(),
+                Cell::markup(details(sink)).long().extra(),
             ],
         }
     };
@@ -150,7 +156,7 @@ fn sink_table(viewer: &Viewer, sinks: &[Sink]) -> Table {
 fn input_table(viewer: &Viewer, outbox: &Outbox) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let row = |kind: &'static str, input: &Input| {
-        let style = if input.down_reason.is_some() { StateStyle::Failed } else { StateStyle::Completed };
+        let style = if input.down_reason.is_some() { StateStyle::Problem } else { StateStyle::On };
         Row {
             key: format!("{kind}:{}:{}", input.name, input.node_name),
             cells: vec![

@@ -15,12 +15,13 @@ use super::{
 use crate::{
     action::show_result,
     content::{Hidden, content},
+    details::{cause, log_details},
     error::Failure,
     format::{Formats, short_id},
     layout::Page,
     markup::{Markup, StateStyle, badge, job_state},
-    prose::prose,
     query::segment,
+    reasons::Reason,
     table::{anchor, escaped},
     texts::Texts,
     viewer::Viewer,
@@ -39,6 +40,8 @@ struct Job {
     priority: String,
     payload: Value,
     max_retries: u64,
+    #[serde(default)]
+    retry_count: u64,
     attempt: u64,
     #[serde(default)]
     timeout_ms: Option<u64>,
@@ -64,8 +67,6 @@ struct Job {
     correlation_id: String,
     unique_key: Option<String>,
     concurrency_key: Option<String>,
-    #[serde(default)]
-    depends_on: Vec<String>,
     #[serde(default)]
     tags: Vec<String>,
     #[serde(default)]
@@ -93,28 +94,25 @@ struct Step {
 
 #[derive(Deserialize)]
 struct Attempt {
-    run: u64,
+    /// `None`: the job ended without a run.
+    run: Option<u64>,
     #[serde(default)]
     error: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Why {
-    summary: String,
     reasons: Vec<Reason>,
-}
-
-#[derive(Deserialize)]
-struct Reason {
-    message: String,
 }
 
 /// Explanation of the job's current state.
 struct WhyPanel {
     question: &'static str,
-    summary: Markup,
+    /// The only reason.
+    reason: Option<Markup>,
     /// Every reason, if there is more than one.
     reasons: Vec<Markup>,
+    cancelled_by: Option<String>,
 }
 
 struct LogLine {
@@ -142,11 +140,14 @@ struct JobPage<'a> {
     facts: String,
     style: &'static str,
     why: Option<WhyPanel>,
+    /// Why it was cancelled.
+    cause: Option<Markup>,
     /// Drawing of the runs. `None`: it has not run.
     timeline: Option<Markup>,
     progress: Option<Markup>,
     steps: Vec<(String, Markup, String)>,
-    errors: Vec<(u64, String)>,
+    /// The attempt that failed, its run, and the error.
+    errors: Vec<(usize, String, String)>,
     log: Vec<LogLine>,
     log_is_hidden: bool,
     details: Vec<(&'static str, Markup)>,
@@ -162,8 +163,11 @@ struct JobPage<'a> {
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
     let path = format!("/api/v1/jobs/{}", segment(&id));
     let job: Job = viewer.get(&path).await?;
-    let is_finished = matches!(job.status.as_str(), "COMPLETED" | "CANCELLED");
-    let why = if is_finished { None } else { viewer.get::<Why>(&format!("{path}/why")).await.ok() };
+    let why = match job.status.as_str() {
+        "COMPLETED" => None,
+        _ => viewer.get::<Why>(&format!("{path}/why")).await.ok(),
+    };
+    let cancelled_by = if job.status == "CANCELLED" { cancelled_by(&viewer, &job.id).await } else { None };
     let (t, formats) = (viewer.texts(), viewer.formats());
     let is_hidden = |field: &str| job.hidden.iter().any(|name| name == field);
     let shown_result = job.result.as_ref().or(is_hidden("result").then_some(&Value::Null));
@@ -174,11 +178,12 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         short_id: short_id(&job.id),
         facts: facts(t, formats, &job),
         style: StateStyle::of(&job.status).class(),
-        why: why.map(|why| why_panel(&viewer, &job, &why)),
+        why: why.map(|why| why_panel(&viewer, &job, &why, cancelled_by)),
+        cause: job.error.as_deref().map(|error| cause(&viewer, error)),
         timeline: Some(runs(t, &job)).filter(|runs| !runs.is_empty()).map(|runs| timeline::draw(&runs, formats, t.now)),
         progress: job.progress.as_ref().map(|progress| progress_bar(formats, progress)),
         steps: steps(t, &job),
-        errors: job.attempts.iter().filter_map(|attempt| Some((attempt.run, attempt.error.clone()?))).collect(),
+        errors: errors(t, &job),
         log: log(&viewer, &job),
         details: details(&viewer, &job),
         log_is_hidden: job.execution_log.iter().any(|entry| !entry.hidden.is_empty()),
@@ -199,34 +204,79 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     Page::new(job.name.clone(), "/jobs", &page)
 }
 
-fn why_panel(viewer: &Viewer, job: &Job, why: &Why) -> WhyPanel {
+#[derive(Deserialize)]
+struct AuditList {
+    entries: Vec<AuditEntry>,
+}
+
+#[derive(Deserialize)]
+struct AuditEntry {
+    actor: String,
+}
+
+/// Returns who cancelled a job, if the audit log says so and the viewer may read it.
+async fn cancelled_by(viewer: &Viewer, id: &str) -> Option<String> {
+    let path = format!("/api/v1/audit?action=job.cancel&limit=1&target={}", segment(id));
+    let list: AuditList = viewer.get(&path).await.ok()?;
+    list.entries.into_iter().next().map(|entry| entry.actor)
+}
+
+fn why_panel(viewer: &Viewer, job: &Job, why: &Why, cancelled_by: Option<String>) -> WhyPanel {
     let t = viewer.texts();
-    let text = |text: &str| prose(viewer, text, &job.depends_on);
+    let mut reasons: Vec<Markup> = why.reasons.iter().map(|reason| reason.shown(viewer)).collect();
     WhyPanel {
         question: match job.status.as_str() {
             "FAILED" => t.why_failed,
+            "CANCELLED" => t.why_cancelled,
             "SCHEDULED" | "ASSIGNED" | "PROCESSING" => t.why_running,
             _ => t.why_not_running,
         },
-        // Several reasons are a list. The summary would repeat them in one sentence.
-        summary: if why.reasons.len() > 1 { Markup::default() } else { text(&why.summary) },
-        reasons: match why.reasons.as_slice() {
-            [] | [_] => Vec::new(),
-            reasons => reasons.iter().map(|reason| text(&reason.message)).collect(),
-        },
+        reason: if reasons.len() == 1 { reasons.pop() } else { None },
+        reasons,
+        cancelled_by,
     }
 }
 
 fn facts(t: &Texts, formats: Formats, job: &Job) -> String {
     let mut facts = vec![
         format!("{} {}", t.in_queue, job.queue),
-        format!("{} {}", t.priority, job.priority),
-        format!("{} {} {} {}", t.attempt_word, job.attempt, t.of, job.max_retries + 1),
+        format!("{} {}", t.priority, t.priority_word(&job.priority)),
+        match job.attempt {
+            0 => t.attempts_allowed(job.attempts_allowed()),
+            attempt => format!("{} {attempt} {} {}", t.attempt_word, t.of, job.attempts_allowed()),
+        },
     ];
     if let (Some(at), false) = (job.next_attempt_at, formats.is_live) {
         facts.push(format!("{} {}", t.next_attempt_in, formats.duration(at.ms_since(formats.now))));
     }
     facts.join(", ")
+}
+
+impl Job {
+    /// Returns how many attempts it may have. Those before a manual retry count too.
+    fn attempts_allowed(&self) -> u64 {
+        let waits = matches!(self.status.as_str(), "PENDING" | "QUEUED" | "RETRYING");
+        let since_retry = if waits { self.retry_count } else { self.retry_count + 1 };
+        self.attempt.saturating_sub(since_retry) + self.max_retries + 1
+    }
+}
+
+/// Returns the errors of earlier attempts.
+fn errors(t: &Texts, job: &Job) -> Vec<(usize, String, String)> {
+    let entry = |(index, attempt): (usize, &Attempt)| {
+        let run = attempt.run.map(|run| format!("{} {run}", t.run)).unwrap_or_default();
+        Some((index + 1, run, attempt.error.clone()?))
+    };
+    job.attempts.iter().enumerate().filter_map(entry).collect()
+}
+
+/// Names the attempts. The last one is the job's current one, and the log may have lost the first.
+fn name_attempts(t: &Texts, job: &Job, runs: &mut [(Option<u64>, Run)]) {
+    let counted = runs.iter_mut().rev().filter(|(_, run)| run.end != End::Released);
+    for (before, (_, run)) in counted.enumerate() {
+        let number = job.attempt.saturating_sub(before as u64).max(1);
+        run.label = format!("{} {number} {} {}", t.attempt, t.of, job.attempts_allowed());
+    }
 }
 
 /// Returns the runs of a job, according to its log.
@@ -238,14 +288,15 @@ fn runs(t: &Texts, job: &Job) -> Vec<Run> {
         match entry.event.as_str() {
             "queued" | "retry_scheduled" => ready_at = at,
             "started" => {
-                let label = format!("{} {}", t.run, entry.run.unwrap_or_default());
-                let run = Run { label, ready_at, started_at: Some(at), ended_at: None, end: End::None };
-                runs.push((entry.run, run));
+                let title = entry.run.map(|run| format!("{} {run}", t.run)).unwrap_or_default();
+                let (label, started_at) = (t.run.to_owned(), Some(at));
+                runs.push((entry.run, Run { label, title, ready_at, started_at, ended_at: None, end: End::None }));
             }
-            "completed" | "failed" | "timeout" | "orphaned" | "cancelled" => {
+            "completed" | "failed" | "timeout" | "orphaned" | "cancelled" | "released" => {
                 let end = match entry.event.as_str() {
                     "completed" => End::Completed,
                     "cancelled" => End::Cancelled,
+                    "released" => End::Released,
                     _ => End::Failed,
                 };
                 let open = runs.iter_mut().rev().find(|(run, found)| found.end == End::None && *run == entry.run);
@@ -257,10 +308,11 @@ fn runs(t: &Texts, job: &Job) -> Vec<Run> {
             _ => {}
         }
     }
+    name_attempts(t, job, &mut runs);
     let mut runs: Vec<Run> = runs.into_iter().map(|(_, run)| run).collect();
     if matches!(job.status.as_str(), "PENDING" | "QUEUED" | "RETRYING") {
-        let label = t.waiting.to_owned();
-        runs.push(Run { label, ready_at, started_at: None, ended_at: job.next_attempt_at, end: End::None });
+        let (label, title) = (t.waiting.to_owned(), String::new());
+        runs.push(Run { label, title, ready_at, started_at: None, ended_at: job.next_attempt_at, end: End::None });
     }
     runs
 }
@@ -278,7 +330,7 @@ fn log(viewer: &Viewer, job: &Job) -> Vec<LogLine> {
     let line = |entry: &LogEntry| LogLine {
         at: formats.clock(entry.timestamp),
         event: t.word(&entry.event).to_owned(),
-        details: prose(viewer, entry.details.as_deref().unwrap_or_default(), &[]),
+        details: log_details(viewer, &entry.event, entry.details.as_deref().unwrap_or_default()),
     };
     job.execution_log.iter().map(line).collect()
 }
@@ -306,7 +358,7 @@ fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
     add(t.scheduled_for, job.scheduled_at.map(|at| formats.relative(at)));
     add(t.expires, job.expires_at.map(|at| formats.relative(at)));
     add(t.finished, job.completed_at.map(|at| formats.relative(at)));
-    add(t.run, job.run.map(|run| escaped(&run.to_string())));
+    add(t.run_number, job.run.map(|run| escaped(&run.to_string())));
     add(t.worker, job.worker_id.as_ref().map(|id| link(format!("/workers/{id}"), &short_id(id))));
     add(t.schedule, job.schedule_id.as_ref().map(|id| link(format!("/schedules/{id}"), &short_id(id))));
     add(t.time_limit, job.timeout_ms.map(|ms| escaped(&formats.duration(ms as i64))));

@@ -13,6 +13,7 @@ use crate::{
     content::pretty,
     error::Failure,
     form::Form,
+    format::short_id,
     layout::Page,
     query::{Pairs, segment},
     session::{self, Notice},
@@ -35,11 +36,14 @@ pub struct Fields {
 #[template(path = "job_form.html")]
 struct FormPage<'a> {
     t: &'static Texts,
+    base: &'a str,
     title: &'static str,
     /// Where the form is sent.
     action: String,
     back: String,
     fields: &'a Fields,
+    /// The job that is edited; `None`: the form submits a new one.
+    edited: Option<String>,
     is_new: bool,
     priorities: [&'static str; 4],
     error: Option<String>,
@@ -75,7 +79,8 @@ fn form(viewer: &Viewer, id: Option<&str>, fields: &Fields, error: Option<String
     };
     let back = id.map_or(format!("{base}/jobs"), |id| format!("{base}/jobs/{}", segment(id)));
     let priorities = ["LOW", "NORMAL", "HIGH", "CRITICAL"];
-    let page = FormPage { t, title, action: path, back, fields, is_new: id.is_none(), priorities, error };
+    let edited = id.map(short_id);
+    let page = FormPage { t, base, title, action: path, back, fields, edited, is_new: id.is_none(), priorities, error };
     Page::exact(title, "/jobs", &page)
 }
 

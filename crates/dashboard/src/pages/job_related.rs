@@ -5,10 +5,10 @@ use super::{
     webhooks::{Webhook, WebhookList},
 };
 use crate::{
+    details::event_details,
     error::Failure,
-    markup::{StateStyle, badge},
     query::segment,
-    table::{Cell, Row, Table, extra_number_column, number_column, text_column},
+    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     viewer::Viewer,
 };
 
@@ -49,9 +49,9 @@ fn webhook_table(viewer: &Viewer, webhooks: &[Webhook]) -> Table {
     let row = |webhook: &Webhook| Row {
         key: webhook.id.clone(),
         cells: vec![
-            Cell::link(&format!("{}/webhooks/{}", viewer.base(), webhook.id), &webhook.url),
-            Cell::markup(badge(StateStyle::of(&webhook.state), t.word(&webhook.state))),
-            Cell::text(&webhook.event),
+            Cell::link(&format!("{}/webhooks/{}", viewer.base(), webhook.id), &webhook.url).note(&webhook.badge(t)),
+            Cell::markup(webhook.badge(t)).extra(),
+            Cell::text(&webhook.event).extra(),
             Cell::number(&webhook.attempts.to_string()).extra(),
             Cell::markup(formats.age(webhook.created_at)).right(),
         ],
@@ -59,8 +59,8 @@ fn webhook_table(viewer: &Viewer, webhooks: &[Webhook]) -> Table {
     Table {
         columns: vec![
             text_column(t.receiver),
-            text_column(t.state),
-            text_column(t.events),
+            extra_column(t.state),
+            extra_column(t.event),
             extra_number_column(t.attempts),
             number_column(t.age),
         ],
@@ -71,12 +71,19 @@ fn webhook_table(viewer: &Viewer, webhooks: &[Webhook]) -> Table {
 
 fn event_table(viewer: &Viewer, events: &[Entry]) -> Table {
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let row = |(index, entry): (usize, &Entry)| Row {
-        key: format!("event-{index}"),
-        cells: vec![Cell::markup(formats.clock(entry.at)), Cell::text(&entry.what), Cell::text(&entry.details).long()],
+    let row = |(index, entry): (usize, &Entry)| {
+        let details = event_details(t, &entry.details);
+        Row {
+            key: format!("event-{index}"),
+            cells: vec![
+                Cell::markup(formats.clock(entry.at)),
+                Cell::text(&entry.what).with("main").note(&escaped(&details)),
+                Cell::text(&details).long().extra(),
+            ],
+        }
     };
     Table {
-        columns: vec![text_column(t.time), text_column(t.event), text_column(t.details)],
+        columns: vec![text_column(t.time), text_column(t.event), extra_column(t.details)],
         rows: events.iter().enumerate().map(row).collect(),
         ..Table::default()
     }

@@ -21,7 +21,7 @@ use crate::{
     markup::{Markup, bar, job_state},
     query::Pairs,
     session::{self, Notice},
-    table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
+    table::{Cell, Row, StateAndFact, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -47,6 +47,9 @@ const FILTERS: [&str; 14] = [
 /// States in the order in which a person wants to see them.
 const STATES: [&str; 9] =
     ["FAILED", "RETRYING", "PROCESSING", "ASSIGNED", "SCHEDULED", "QUEUED", "PENDING", "COMPLETED", "CANCELLED"];
+
+const UNFINISHED: [&str; 6] = ["RETRYING", "PROCESSING", "ASSIGNED", "SCHEDULED", "QUEUED", "PENDING"];
+const FINISHED: [&str; 3] = ["COMPLETED", "FAILED", "CANCELLED"];
 
 #[derive(Deserialize)]
 pub struct JobList {
@@ -105,23 +108,34 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     page.filters = Markup::of(&Filters {
         chips: chips(&viewer, &query, &counts.unwrap_or_default()),
         sorts: sorts(&viewer, &query),
-        active_filters: active_filters(&wanted),
+        active_filters: active_filters(t, &wanted),
         clear: format!("{}/jobs", viewer.base()),
         t,
     });
     page.new_rows_label = Some(t.new_rows);
     page.pager = Some(pager(&viewer, "/jobs", &query, list.total, list.jobs.len(), LIMIT));
-    page.below = Markup::of(&Actions {
+    page.actions = Markup::of(&Actions {
         t,
         base: viewer.base(),
+        back: query.link("/jobs"),
         has_filter: !wanted.is_empty(),
+        can_retry: can_apply(&wanted, &["FAILED", "CANCELLED", "RETRYING"]),
+        can_cancel: can_apply(&wanted, &UNFINISHED),
+        can_delete: can_apply(&wanted, &FINISHED),
         retry: query.without("page").link(&format!("{}/jobs/bulk/retry", viewer.base())),
         cancel: query.without("page").link(&format!("{}/jobs/bulk/cancel", viewer.base())),
         delete: query.without("page").link(&format!("{}/jobs/bulk/delete", viewer.base())),
         total: viewer.formats().count(list.total),
         has_matches: list.total > 0,
     });
+    page.below = Markup::of(&Keys { t });
     page.page("/jobs")
+}
+
+/// Returns whether an action that needs one of these states may apply to the jobs of a list.
+fn can_apply(wanted: &Pairs, states: &[&str]) -> bool {
+    let mut shown = wanted.all("status").peekable();
+    shown.peek().is_none() || shown.any(|state| states.contains(&state))
 }
 
 /// Returns the parameters for the API: the filters in the address, and those of the search text.
@@ -154,7 +168,7 @@ pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
     Table {
         columns: vec![
             text_column(t.kind),
-            text_column(t.state),
+            extra_column(t.state),
             extra_column(t.queue),
             extra_number_column(t.attempt),
             extra_column(t.error_or_progress),
@@ -169,12 +183,13 @@ pub fn table(viewer: &Viewer, jobs: &[Job], is_filtered: bool) -> Table {
 fn row(viewer: &Viewer, job: &Job) -> Row {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let name = if job.name == job.kind { job.kind.clone() } else { format!("{} · {}", job.kind, job.name) };
-    let fact = last_fact(t, formats, job);
+    let (state, fact) = (job_state(t, &job.status), last_fact(t, formats, job));
+    let note = Markup::of(&StateAndFact { state: &state, fact: fact.content() });
     Row {
         key: job.id.clone(),
         cells: vec![
-            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &name).note(fact.content()),
-            Cell::markup(job_state(t, &job.status)),
+            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &name).note(&note),
+            Cell::markup(state).extra(),
             Cell::text(&job.queue).extra(),
             Cell::number(&format!("{} / {}", job.attempt, job.max_retries + 1)).extra(),
             fact.long().extra(),
@@ -187,6 +202,10 @@ fn row(viewer: &Viewer, job: &Job) -> Row {
 fn last_fact(t: &Texts, formats: Formats, job: &Job) -> Cell {
     match (job.status.as_str(), &job.progress, &job.error, job.scheduled_at) {
         ("PROCESSING", Some(progress), _, _) => Cell::markup(progress_bar(formats, progress)),
+        // The error belongs to an attempt that is over, and another one has begun or is about to.
+        ("QUEUED" | "SCHEDULED" | "ASSIGNED" | "PROCESSING", _, Some(error), _) => {
+            Cell::text(&format!("{} {error}", t.last_error))
+        }
         (_, _, Some(error), _) => Cell::text(error),
         ("PENDING", _, _, Some(at)) => Cell::markup(formats.relative(at)),
         ("QUEUED", ..) => Cell::text(t.ready_to_run),
@@ -251,10 +270,11 @@ fn sorts(viewer: &Viewer, query: &Pairs) -> Vec<SortLink> {
     ways.into_iter().map(link).collect()
 }
 
-struct Chip {
-    link: String,
-    badge: Markup,
-    is_current: bool,
+/// A state that filters a list.
+pub struct Chip {
+    pub link: String,
+    pub badge: Markup,
+    pub is_current: bool,
 }
 
 #[derive(Template)]
@@ -263,7 +283,7 @@ struct Filters {
     t: &'static Texts,
     chips: Vec<Chip>,
     sorts: Vec<SortLink>,
-    active_filters: Vec<(String, String)>,
+    active_filters: Vec<(&'static str, String)>,
     clear: String,
 }
 
@@ -287,9 +307,14 @@ fn chips(viewer: &Viewer, query: &Pairs, counts: &Counts) -> Vec<Chip> {
 }
 
 /// Returns the filters of the list, so that the viewer sees how the search text was parsed.
-fn active_filters(wanted: &Pairs) -> Vec<(String, String)> {
+fn active_filters(t: &'static Texts, wanted: &Pairs) -> Vec<(&'static str, String)> {
+    let word = |name: &str, value: &str| match name {
+        "status" => t.job_state(value).to_owned(),
+        "priority" => t.priority_word(value).to_owned(),
+        _ => value.to_owned(),
+    };
     let names = ["q"].into_iter().chain(FILTERS);
-    names.flat_map(|name| wanted.all(name).map(move |value| (name.to_owned(), value.to_owned()))).collect()
+    names.flat_map(|name| wanted.all(name).map(move |value| (t.filter_word(name), word(name, value)))).collect()
 }
 
 #[derive(Template)]
@@ -297,12 +322,23 @@ fn active_filters(wanted: &Pairs) -> Vec<(String, String)> {
 struct Actions<'a> {
     t: &'static Texts,
     base: &'a str,
+    /// This list, to which an action on selected jobs returns.
+    back: String,
     has_filter: bool,
+    can_retry: bool,
+    can_cancel: bool,
+    can_delete: bool,
     retry: String,
     cancel: String,
     delete: String,
     total: String,
     has_matches: bool,
+}
+
+#[derive(Template)]
+#[template(path = "job_keys.html")]
+struct Keys {
+    t: &'static Texts,
 }
 
 /// Returns the filter of a bulk action, as its body has it.
@@ -390,14 +426,15 @@ fn examples(viewer: &Viewer, examples: &[Example]) -> Table {
     let row = |job: &Example| Row {
         key: job.id.clone(),
         cells: vec![
-            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.kind),
+            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.kind)
+                .note(&escaped(job.error.as_deref().unwrap_or_default())),
             Cell::markup(job_state(t, &job.status)),
             Cell::text(&job.queue).extra(),
-            Cell::text(job.error.as_deref().unwrap_or_default()).long(),
+            Cell::text(job.error.as_deref().unwrap_or_default()).long().extra(),
         ],
     };
     Table {
-        columns: vec![text_column(t.kind), text_column(t.state), extra_column(t.queue), text_column(t.error)],
+        columns: vec![text_column(t.kind), text_column(t.state), extra_column(t.queue), extra_column(t.error)],
         rows: examples.iter().map(row).collect(),
         empty: escaped(t.no_job_matches),
         select_label: None,

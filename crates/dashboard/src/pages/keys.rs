@@ -48,6 +48,8 @@ struct KeyForm<'a> {
     t: &'static Texts,
     base: &'a str,
     keys: Vec<(String, String)>,
+    /// Each scope and what it permits.
+    scopes: [(&'static str, &'static str); 4],
     /// A new key, shown once.
     created: Option<String>,
     error: Option<String>,
@@ -63,16 +65,18 @@ async fn show(viewer: &Viewer, created: Option<String>, error: Option<String>) -
     let live = list.api_keys.iter().filter(|key| key.revoked_at.is_none());
     let keys = live.map(|key| (segment(&key.id), key.name.clone())).collect();
     let mut page = ListPage::new(viewer, t.keys, table(viewer, &list.api_keys));
-    page.below = Markup::of(&KeyForm { t, base: viewer.base(), keys, created, error });
+    let scopes =
+        [("read", t.scope_read), ("write", t.scope_write), ("worker", t.scope_worker), ("admin", t.scope_admin)];
+    page.below = Markup::of(&KeyForm { t, base: viewer.base(), keys, scopes, created, error });
     page.page("/keys")
 }
 
 fn state(viewer: &Viewer, key: &Key) -> Markup {
     let t = viewer.texts();
     match (key.revoked_at, key.expires_at) {
-        (Some(_), _) => badge(StateStyle::Cancelled, t.revoked),
-        (None, Some(at)) if at <= viewer.now() => badge(StateStyle::Failed, t.expired),
-        _ => badge(StateStyle::Completed, t.active),
+        (Some(_), _) => badge(StateStyle::Off, t.revoked),
+        (None, Some(at)) if at <= viewer.now() => badge(StateStyle::Warning, t.expired),
+        _ => badge(StateStyle::On, t.active),
     }
 }
 

@@ -3,19 +3,17 @@
 use std::collections::BTreeMap;
 
 use askama::Template;
-use axum::{
-    extract::{Path, RawQuery},
-    response::Response,
-};
+use axum::extract::{Path, RawQuery};
 use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ListPage, empty_list_hint, task};
+use super::{ListPage, drawing, empty_list_hint};
 use crate::{
     content::pretty,
     error::Failure,
     layout::Page,
+    markup::Markup,
     query::{Pairs, segment},
     table::{Cell, Row, Table, extra_column, number_column, text_column},
     texts::Texts,
@@ -94,7 +92,7 @@ struct MachinePage<'a> {
     base: &'a str,
     machine: &'a Detail,
     versions: Vec<(u64, String)>,
-    drawing: String,
+    drawing: Markup,
     definition: String,
 }
 
@@ -110,14 +108,9 @@ pub async fn show(viewer: Viewer, Path(name): Path<String>, RawQuery(query): Raw
         t: viewer.texts(),
         base: viewer.base(),
         versions: machine.versions.iter().map(link).collect(),
-        drawing: format!("{}/machines/{}/drawing.svg?version={}", viewer.base(), segment(&name), machine.version),
+        drawing: drawing::draw(&machine.definition, &[]).unwrap_or_default(),
         definition: pretty(&machine.definition),
         machine: &machine,
     };
     Page::new(machine.name.clone(), "/machines", &page)
-}
-
-pub async fn drawing(viewer: Viewer, Path(name): Path<String>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
-    let version = Pairs::parse(query.as_deref()).get("version").and_then(|version| version.parse().ok());
-    task::draw(&viewer, &name, version, &[]).await
 }

@@ -3,6 +3,7 @@
 mod about;
 mod audit;
 mod dead_letters;
+mod drawing;
 mod events;
 mod job;
 mod job_form;
@@ -26,6 +27,7 @@ mod workers;
 use askama::Template;
 use axum::{
     Router,
+    http::{Method, StatusCode},
     routing::{get, post},
 };
 
@@ -53,6 +55,7 @@ pub fn routes() -> Router<Dashboard> {
         .route("/queues/{name}", post(queues::change))
         .route("/queues/{name}/{action}", post(queues::act))
         .route("/limits", get(limits::list).post(limits::change))
+        .route("/limits/reset", post(limits::reset))
         .route("/schedules", get(schedules::list))
         .route("/schedules/new", get(schedules::show_form).post(schedules::create))
         .route("/schedules/explain", get(schedules::explain))
@@ -62,11 +65,9 @@ pub fn routes() -> Router<Dashboard> {
         .route("/tasks", get(tasks::list))
         .route("/approvals", get(tasks::approvals))
         .route("/tasks/{id}", get(task::show))
-        .route("/tasks/{id}/drawing.svg", get(task::drawing))
         .route("/tasks/{id}/{action}", post(task::act))
         .route("/machines", get(machines::list))
         .route("/machines/{name}", get(machines::show))
-        .route("/machines/{name}/drawing.svg", get(machines::drawing))
         .route("/workers", get(workers::list))
         .route("/workers/{id}", get(workers::show))
         .route("/workers/{id}/{action}", post(workers::act))
@@ -81,6 +82,13 @@ pub fn routes() -> Router<Dashboard> {
         .route("/keys/{id}/{action}", post(keys::act))
         .route("/about", get(about::show))
         .route("/about/check", post(about::check))
+        .method_not_allowed_fallback(wrong_method)
+}
+
+/// Answers a request with a wrong method: mostly one for the address of an action, which only forms send.
+async fn wrong_method(viewer: Viewer, method: Method) -> Failure {
+    let status = if method == Method::GET { StatusCode::NOT_FOUND } else { StatusCode::METHOD_NOT_ALLOWED };
+    Failure::new(status, viewer.texts().no_such_page.to_owned())
 }
 
 /// A page that is one table.
@@ -95,6 +103,8 @@ pub struct ListPage<'a> {
     pub above: Markup,
     /// In the panel, above the table: filters.
     pub filters: Markup,
+    /// In the panel, above the table: actions on its rows.
+    pub actions: Markup,
     pub table: Table,
     /// Label of the line that announces new rows and shows them when the viewer clicks it. `None`: new rows appear immediately.
     pub new_rows_label: Option<&'static str>,
@@ -112,6 +122,7 @@ impl<'a> ListPage<'a> {
             tools: none(),
             above: none(),
             filters: none(),
+            actions: none(),
             new_rows_label: None,
             table,
             pager: None,

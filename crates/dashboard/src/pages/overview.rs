@@ -1,21 +1,26 @@
 //! The first page: what needs a person, how things are going, and where.
 
+mod attention;
+
 use std::collections::BTreeMap;
 
 use askama::Template;
 use faena_domain::Timestamp;
 use serde::Deserialize;
 
+use attention::{Attention, attention};
+
 use super::{
     queues::{Queue, QueueList, queue_table},
     schedules::{Schedule, ScheduleList},
 };
 use crate::{
-    charts,
+    charts::{self, Point},
     error::Failure,
     format::Formats,
     layout::Page,
-    markup::{Markup, StateStyle, icon},
+    markup::Markup,
+    table::escaped,
     texts::Texts,
     viewer::Viewer,
 };
@@ -23,6 +28,8 @@ use crate::{
 /// Queues that the overview lists.
 const QUEUES: usize = 8;
 const SCHEDULES: usize = 6;
+/// Minutes that the throughput is the average of. The texts say so too.
+const AVERAGED_MINUTES: usize = 5;
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
@@ -35,6 +42,17 @@ struct Overview {
 #[serde(default, rename_all = "camelCase")]
 struct Jobs {
     by_status: BTreeMap<String, u64>,
+    without_worker: Vec<UnservedType>,
+}
+
+/// Queued jobs of a type that no worker can run.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct UnservedType {
+    #[serde(rename = "type")]
+    kind: String,
+    queue: String,
+    jobs: u64,
 }
 
 #[derive(Deserialize, Default)]
@@ -204,21 +222,13 @@ impl Data {
     }
 }
 
-/// Something that needs a person.
-struct Attention {
-    icon: Markup,
-    link: String,
-    what: String,
-    detail: String,
-}
-
 /// A figure with its label.
 struct Figure {
     label: &'static str,
     /// The page that shows what it counts.
     path: Option<&'static str>,
     value: String,
-    detail: String,
+    detail: Markup,
 }
 
 struct NextRun {
@@ -245,6 +255,20 @@ struct OverviewPage<'a> {
     system: Vec<(&'static str, String)>,
 }
 
+#[derive(Template)]
+#[template(ext = "html", source = "{{ word }} {{ age }}")]
+struct Oldest {
+    word: &'static str,
+    age: Markup,
+}
+
+#[derive(Template)]
+#[template(ext = "html", source = "{{ oldest }}{% if let Some(scheduled) = scheduled %}, {{ scheduled }}{% endif %}")]
+struct ReadyDetail {
+    oldest: Markup,
+    scheduled: Option<String>,
+}
+
 pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
     let data = Data::read(&viewer).await?;
     let (t, formats) = (viewer.texts(), viewer.formats());
@@ -256,8 +280,8 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
         base: viewer.base(),
         attention: attention(t, formats, viewer.base(), &data),
         figures: figures(t, formats, &data),
-        minutes: Chart::of(t, formats, &data.minutes),
-        hours: Chart::of(t, formats, &data.hours),
+        minutes: Chart::of(t, formats, &data.minutes, charts::Period::Minute),
+        hours: Chart::of(t, formats, &data.hours, charts::Period::Hour),
         queues: queue_table(&viewer, &busiest).render().map_err(Failure::internal)?,
         queue_count: data.queues.len(),
         next_runs: next_runs(&viewer, &data.schedules),
@@ -267,66 +291,15 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
     Page::new(t.overview, "/", &page)
 }
 
-/// Lists what needs a person now, each with a link to the page that resolves it.
-fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attention> {
-    let mut found = Vec::new();
-    let mut add = |style, path: &str, what: String, detail: String| {
-        found.push(Attention { icon: icon(style), link: format!("{base}{path}"), what, detail });
-    };
-    if data.dead.total > 0 {
-        let most = data.dead.by_type.iter().max_by_key(|entry| entry.count);
-        let detail = most.map(|most| format!("{} × {}", formats.count(most.count), most.job_type)).unwrap_or_default();
-        add(
-            StateStyle::Failed,
-            "/dead-letters",
-            t.dead_letters_count(formats.count(data.dead.total), data.dead.total),
-            detail,
-        );
-    }
-    if data.approvals.total > 0 {
-        let oldest = data.approvals.tasks.iter().map(|task| task.updated_at).min();
-        let age = oldest.map(|at| format!("{} {}", t.oldest, formats.duration(formats.now.ms_since(at))));
-        let what = t.approvals_count(formats.count(data.approvals.total), data.approvals.total);
-        add(StateStyle::Waiting, "/approvals", what, age.unwrap_or_default());
-    }
-    for sink in data.sinks.iter().filter(|sink| sink.down_since.is_some()) {
-        let detail = t.waiting_events_count(formats.count(sink.pending), sink.pending);
-        add(StateStyle::Failed, "/events", format!("{} “{}”", t.sink_down, sink.name), detail);
-    }
-    for worker in data.workers.iter().filter(|worker| worker.breaker.as_deref() == Some("open")) {
-        add(
-            StateStyle::Failed,
-            &format!("/workers/{}", worker.id),
-            format!("{} “{}”", t.breaker_open, worker.name),
-            String::new(),
-        );
-    }
-    for late in data.schedules.iter().filter(|schedule| schedule.is_late(formats.now)) {
-        add(
-            StateStyle::Retrying,
-            &format!("/schedules/{}", late.id),
-            format!("{} “{}”", t.schedule_late, late.name),
-            String::new(),
-        );
-    }
-    for stopped in data.ready.checks.loops.iter().filter(|health| health.status != "healthy") {
-        let detail = t.word(&stopped.status).to_owned();
-        add(StateStyle::Failed, "/about", format!("{} “{}”", t.loop_not_healthy, stopped.name), detail);
-    }
-    for queue in data.queues.iter().filter(|queue| queue.paused.is_some()) {
-        let detail =
-            format!("{} {}", t.jobs_count(formats.count(queue.depth.total), queue.depth.total), t.waiting_word);
-        add(StateStyle::Retrying, "/queues", format!("{} “{}”", t.queue_paused, queue.name), detail);
-    }
-    found
-}
-
 fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
-    let waiting = data.jobs(&["QUEUED", "PENDING", "RETRYING"]);
-    let oldest = data.queues.iter().filter_map(|queue| queue.waiting_ms).max();
+    let scheduled = data.jobs(&["PENDING", "RETRYING"]);
+    let oldest = data.queues.iter().filter_map(|queue| queue.oldest).min();
+    let oldest = match oldest {
+        Some(at) => Markup::of(&Oldest { word: t.oldest, age: formats.age(at) }),
+        None => escaped(t.nothing_queued),
+    };
     let live = |worker: &&Worker| !matches!(worker.state.as_str(), "Terminated" | "Terminating");
     let slots: u64 = data.workers.iter().filter(live).map(|worker| worker.concurrency).sum();
-    let per_minute: f64 = data.queues.iter().filter_map(|queue| queue.rate_per_minute).sum();
     let hour = |pick: fn(&Period) -> u64| data.minutes.iter().map(pick).sum::<u64>();
     let (completed, failed) = (hour(|minute| minute.total_completed), hour(|minute| minute.total_failed));
     let retried = hour(|minute| minute.failed_runs);
@@ -335,71 +308,89 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
         (percentiles(&data.hours, |hour| hour.wait_time), percentiles(&data.hours, |hour| hour.processing_time));
     vec![
         Figure {
-            label: t.waiting,
+            label: t.ready,
             path: Some("/jobs?status=QUEUED&sort=created&order=asc"),
-            value: formats.count(waiting),
-            detail: oldest
-                .map_or(t.nothing_queued.to_owned(), |ms| format!("{} {}", t.oldest, formats.duration(ms as i64))),
+            value: formats.count(data.jobs(&["QUEUED"])),
+            detail: Markup::of(&ReadyDetail {
+                oldest,
+                scheduled: (scheduled > 0).then(|| t.scheduled_count(formats.count(scheduled), scheduled)),
+            }),
         },
         Figure {
             label: t.running,
             path: Some("/jobs?status=PROCESSING"),
             value: formats.count(data.jobs(&["SCHEDULED", "ASSIGNED", "PROCESSING"])),
-            detail: format!("{} {}", t.of, t.slots_count(formats.count(slots), slots)),
+            detail: escaped(&format!("{} {}", t.of, t.slots_count(formats.count(slots), slots))),
         },
         Figure {
             label: t.finished_per_minute,
             path: None,
-            value: formats.decimal(per_minute),
-            detail: format!("{} {}", formats.count(completed), t.completed_recently),
+            value: formats.decimal(finished_per_minute(&data.minutes, formats.now)),
+            detail: escaped(&format!(
+                "{}; {} {}",
+                t.average_of_minutes,
+                formats.count(completed + failed),
+                t.in_the_last_hour
+            )),
         },
         Figure {
             label: t.failed_recently,
             path: Some("/dead-letters"),
             value: format!("{} %", formats.decimal(share)),
-            detail: format!(
+            detail: escaped(&format!(
                 "{} {} {}, {}",
                 formats.count(failed),
                 t.of,
                 formats.count(completed + failed),
                 t.failed_runs_count(formats.count(retried), retried)
-            ),
+            )),
         },
         Figure {
             label: t.wait_p95,
             path: None,
             value: time(formats, wait.p95),
-            detail: format!("{} {}", t.run_time, time(formats, run.p95)),
+            detail: escaped(&format!("{} {}", t.run_time, time(formats, run.p95))),
         },
     ]
 }
 
-/// A chart for wide and narrow screens, and as text for screen readers.
+/// A chart, and the same as text for screen readers.
 struct Chart {
-    wide: Markup,
-    narrow: Markup,
+    drawing: Markup,
     text: String,
+    /// Whether nothing has finished, also in the current period.
     is_empty: bool,
+    /// Whether nothing had finished when the current period began.
+    is_flat: bool,
 }
 
 impl Chart {
-    fn of(t: &Texts, formats: Formats, periods: &[Period]) -> Chart {
-        let draw = |size| {
-            let labels =
-                periods.iter().map(|period| period.date.to_string().get(11..16).unwrap_or_default().to_owned());
-            let values = |pick: fn(&Period) -> u64| periods.iter().map(|period| pick(period) as f32).collect();
-            let (completed, failed) = (values(|period| period.total_completed), values(|period| period.total_failed));
-            charts::finished(labels.collect(), completed, failed, [t.completed, t.failed], size)
-        };
+    /// Draws the periods that have ended. The current one would look like a drop.
+    fn of(t: &Texts, formats: Formats, periods: &[Period], length: charts::Period) -> Chart {
+        let ended = periods.iter().filter(|period| has_ended(period, length, formats.now));
+        let points: Vec<Point> = ended
+            .map(|period| Point { at: period.date, completed: period.total_completed, failed: period.total_failed })
+            .collect();
         let sum = |pick: fn(&Period) -> u64| periods.iter().map(pick).sum::<u64>();
         let (completed, failed) = (sum(|period| period.total_completed), sum(|period| period.total_failed));
         Chart {
-            wide: draw(charts::WIDE),
-            narrow: draw(charts::NARROW),
+            drawing: charts::finished(formats, &points, length),
             text: format!("{}: {}, {}: {}", t.completed, formats.count(completed), t.failed, formats.count(failed)),
             is_empty: completed + failed == 0,
+            is_flat: points.iter().all(|point| point.completed + point.failed == 0),
         }
     }
+}
+
+fn has_ended(period: &Period, length: charts::Period, now: Timestamp) -> bool {
+    period.date.plus_ms(length.ms()) <= now
+}
+
+/// Returns how many jobs finish per minute: the average of the last minutes that have ended.
+fn finished_per_minute(minutes: &[Period], now: Timestamp) -> f64 {
+    let ended = minutes.iter().rev().filter(|minute| has_ended(minute, charts::Period::Minute, now));
+    let finished = ended.take(AVERAGED_MINUTES).map(|minute| minute.total_completed + minute.total_failed);
+    finished.sum::<u64>() as f64 / AVERAGED_MINUTES as f64
 }
 
 fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
@@ -408,10 +399,10 @@ fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
     due.sort_by_key(|(at, _)| *at);
     let formats = viewer.formats();
     let entry = |(at, schedule): (Timestamp, &Schedule)| NextRun {
-        at: formats.relative(at),
+        at: formats.until(at),
         link: format!("{}/schedules/{}", viewer.base(), schedule.id),
         name: schedule.name.clone(),
-        rule: schedule.rule(),
+        rule: schedule.rule(viewer.texts(), formats),
     };
     due.into_iter().take(SCHEDULES).map(entry).collect()
 }
@@ -484,6 +475,8 @@ mod tests {
         });
         let worker = json!({"id": "w1", "name": "billing-2", "state": "Ready", "concurrency": 1, "breaker": "open"});
         let well = json!({"id": "w2", "name": "billing-3", "state": "Ready", "concurrency": 1, "breaker": "closed"});
+        let unserved = json!([{"type": "fax", "queue": "paper", "jobs": 2}]);
+        let overview = parsed(json!({"jobs": {"withoutWorker": unserved}}));
         let dead = json!({"total": 2, "byType": [{"jobType": "invoice.send", "count": 2}]});
         let sinks = json!([{"name": "bus", "downSince": NOW, "pending": 7}, {"name": "log", "pending": 0}]);
         let late = vec![schedule(NOW.plus_ms(-120_000)), schedule(NOW.plus_ms(60_000)), schedule(NOW.plus_ms(-1_000))];
@@ -494,11 +487,12 @@ mod tests {
                 "/faena/approvals",
                 "0 ms",
             ),
-            (Data { sinks: parsed(sinks), ..Data::default() }, "/faena/events", "“bus”"),
-            (Data { workers: parsed(json!([worker, well])), ..Data::default() }, "/faena/workers/w1", "“billing-2”"),
-            (Data { schedules: late, ..Data::default() }, "/faena/schedules/s1", "“nightly”"),
-            (Data { ready, ..Data::default() }, "/faena/about", "“guardian”"),
-            (Data { queues: vec![parsed(queue)], ..Data::default() }, "/faena/queues", "“mail”"),
+            (Data { sinks: parsed(sinks), ..Data::default() }, "/faena/events", "bus"),
+            (Data { workers: parsed(json!([worker, well])), ..Data::default() }, "/faena/workers/w1", "billing-2"),
+            (Data { schedules: late, ..Data::default() }, "/faena/schedules/s1", "nightly"),
+            (Data { ready, ..Data::default() }, "/faena/about", "guardian"),
+            (Data { overview, ..Data::default() }, "/faena/jobs?status=QUEUED&type=fax&queue=paper", "fax"),
+            (Data { queues: vec![parsed(queue)], ..Data::default() }, "/faena/queues", "mail"),
         ]
     }
 
@@ -512,9 +506,21 @@ mod tests {
                 assert_eq!(found[0].link, link);
                 let words = format!("{} {}", found[0].what, found[0].detail);
                 assert!(words.contains(text), "{words}");
+                assert!(!words.contains('“') || language == Language::English, "{words}");
             }
             assert!(attention(language.texts(), formats, "", &Data::default()).is_empty());
         }
+    }
+
+    #[test]
+    fn many_types_without_a_worker_do_not_fill_the_page() {
+        let types: Vec<Value> = (0..100).map(|n| json!({"type": format!("t{n}"), "queue": "q", "jobs": 2})).collect();
+        let data = Data { overview: parsed(json!({"jobs": {"withoutWorker": types}})), ..Data::default() };
+        let formats = Formats { language: Language::English, now: NOW, is_live: false };
+        let found = attention(Language::English.texts(), formats, "", &data);
+        assert_eq!(found.len(), 4);
+        assert_eq!(found[3].what, "No worker runs 97 more types");
+        assert_eq!(found[3].detail.to_string(), "194 jobs waiting");
     }
 
     fn times_of(hours: &[Period]) -> Vec<(&'static str, [String; 3])> {
@@ -524,9 +530,9 @@ mod tests {
     #[test]
     fn the_figures_of_the_last_hour_come_from_its_minutes() {
         let times = json!({"p50": null, "p95": null, "p99": null});
-        let minute = |completed: u64, failed: u64| -> Period {
+        let minute = |minutes_ago: i64, completed: u64, failed: u64| -> Period {
             parsed(json!({
-                "date": NOW, "totalCompleted": completed, "totalFailed": failed, "failedRuns": failed + 1,
+                "date": NOW.plus_ms(-minutes_ago * 60_000), "totalCompleted": completed, "totalFailed": failed, "failedRuns": failed + 1,
                 "waitTime": times, "processingTime": times,
             }))
         };
@@ -534,17 +540,23 @@ mod tests {
             "date": NOW, "totalCompleted": 900, "totalFailed": 900, "failedRuns": 0,
             "waitTime": {"p95": 1900.0}, "processingTime": {"p95": 840.0},
         }));
-        let data = Data { minutes: vec![minute(30, 1), minute(68, 1)], hours: vec![hour], ..Data::default() };
+        let data = Data { minutes: vec![minute(1, 30, 1), minute(0, 68, 1)], hours: vec![hour], ..Data::default() };
         let formats = Formats { language: Language::English, now: NOW, is_live: false };
         let figures = figures(Language::English.texts(), formats, &data);
-        let shown: Vec<(&str, &str)> =
-            figures.iter().map(|figure| (figure.value.as_str(), figure.detail.as_str())).collect();
-        assert_eq!(shown[3], ("2 %", "2 of 100, 4 failed runs"));
-        assert_eq!(shown[4], ("1.9 s", "run 840 ms"));
+        let shown: Vec<(&str, String)> =
+            figures.iter().map(|figure| (figure.value.as_str(), figure.detail.to_string())).collect();
+        // The minutes that have ended count for the average.
+        assert_eq!(shown[2], ("6.2", "average of 5 min; 100 in the last hour".into()));
+        assert_eq!(shown[3], ("2 %", "2 of 100, 4 failed runs".into()));
+        assert_eq!(shown[4], ("1.9 s", "run 840 ms".into()));
         let [wait, run] = [0, 1].map(|row| times_of(&data.hours)[row].1.clone());
         assert_eq!((wait, run), (["–", "1.9 s", "–"].map(String::from), ["–", "840 ms", "–"].map(String::from)));
-        assert!(Chart::of(Language::English.texts(), formats, &[minute(0, 0)]).is_empty);
-        let chart = Chart::of(Language::English.texts(), formats, &data.minutes);
+        let chart = |minutes: &[Period]| Chart::of(Language::English.texts(), formats, minutes, charts::Period::Minute);
+        assert!(chart(&[minute(1, 0, 0)]).is_empty);
+        let chart = chart(&data.minutes);
         assert_eq!((chart.is_empty, chart.text.as_str()), (false, "completed: 98, failed: 2"));
+        let current = [minute(0, 5, 0)];
+        let chart = Chart::of(Language::English.texts(), formats, &current, charts::Period::Minute);
+        assert_eq!((chart.is_empty, chart.is_flat), (false, true), "the current minute is not drawn");
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     action::show_result,
     error::Failure,
     form::Form,
+    format::Formats,
     layout::Page,
     markup::{Markup, StateStyle, badge, bar},
     query::segment,
@@ -33,7 +34,6 @@ pub struct Queue {
     pub retrying: u64,
     pub running: u64,
     pub oldest: Option<Timestamp>,
-    pub waiting_ms: Option<u64>,
     pub rate_per_minute: Option<f64>,
     pub concurrency: Option<u64>,
     pub rate: Option<Rate>,
@@ -64,6 +64,20 @@ pub struct Rate {
     pub period_ms: u64,
 }
 
+impl Rate {
+    /// Says how many jobs may start in which time: `5 per second`, `100 per 5 s`.
+    pub fn words(&self, t: &Texts) -> String {
+        let period = match self.period_ms {
+            1_000 => t.second.to_owned(),
+            60_000 => t.minute.to_owned(),
+            3_600_000 => t.hour.to_owned(),
+            86_400_000 => t.day.to_owned(),
+            ms => Formats { language: t.language(), now: Timestamp::from_ms(0), is_live: false }.duration(ms as i64),
+        };
+        format!("{} {} {period}", self.count, t.per)
+    }
+}
+
 /// Returns the table of queues, for its own page and for the overview.
 pub fn queue_table(viewer: &Viewer, queues: &[&Queue]) -> Table {
     let t = viewer.texts();
@@ -71,9 +85,10 @@ pub fn queue_table(viewer: &Viewer, queues: &[&Queue]) -> Table {
     Table {
         columns: vec![
             text_column(t.queue),
-            number_column(t.waiting),
+            number_column(t.ready_title),
             extra_column(t.by_priority),
             number_column(t.oldest_title),
+            Column { title: t.scheduled_jobs, class: "num hide2" },
             extra_number_column(t.running),
             extra_number_column(t.per_minute),
             Column { title: t.settings, class: "hide2" },
@@ -91,7 +106,9 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let Depth { critical, high, normal, low, total } = queue.depth;
     let parts = [("p1", critical as f64), ("p2", high as f64), ("p3", normal as f64), ("p4", low as f64)];
-    let label = format!("CRITICAL {critical}, HIGH {high}, NORMAL {normal}, LOW {low}");
+    let counts = [("CRITICAL", critical), ("HIGH", high), ("NORMAL", normal), ("LOW", low)];
+    let label = counts.map(|(priority, count)| format!("{} {count}", t.priority_word(priority))).join(", ");
+    let later = format!("{}: {}, {}: {}", t.scheduled_jobs, queue.pending, t.retrying, queue.retrying);
     let oldest = queue.oldest.map_or_else(Markup::default, |at| formats.age(at));
     let rate = queue.rate_per_minute.map_or_else(String::new, |rate| formats.decimal(rate));
     let link = format!("{}/jobs?queue={}", viewer.base(), segment(&queue.name));
@@ -103,6 +120,7 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
             Cell::number(&formats.count(total)),
             Cell::markup(bar(&parts, deepest.max(1) as f64, &label)).extra(),
             Cell::markup(oldest).right(),
+            Cell::number(&formats.count(queue.pending + queue.retrying)).with("hide2").titled(&later),
             Cell::number(&formats.count(queue.running)).extra(),
             Cell::number(&rate).extra(),
             Cell::markup(settings).with("hide2"),
@@ -113,7 +131,7 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
 /// Returns the settings of a queue that differ from the default, or that it is paused.
 fn settings(t: &Texts, queue: &Queue) -> Markup {
     if queue.paused.is_some() {
-        return badge(StateStyle::Cancelled, t.paused);
+        return badge(StateStyle::Paused, t.paused);
     }
     let mut parts = Vec::new();
     if let Some(limit) = queue.concurrency {
@@ -121,7 +139,7 @@ fn settings(t: &Texts, queue: &Queue) -> Markup {
         parts.push(format!("{} {limit}", if at_limit { t.at_its_limit } else { t.limit }));
     }
     if let Some(rate) = &queue.rate {
-        parts.push(format!("{} / {} s", rate.count, rate.period_ms / 1_000));
+        parts.push(rate.words(t));
     }
     if queue.strict {
         parts.push(t.strict.to_owned());
@@ -199,4 +217,19 @@ pub async fn change(viewer: Viewer, Path(name): Path<String>, Form(form): Form<C
     body.insert("strict".into(), json!(form.strict.is_some()));
     let result = viewer.patch(&format!("/api/v1/queues/{}", segment(&name)), &Value::Object(body)).await;
     show_result(&viewer, "/queues", result, &format!("{name}: {}", t.saved))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::texts::Language;
+
+    #[test]
+    fn a_rate_is_written_in_words() {
+        let words = |count, period_ms, language: Language| Rate { count, period_ms }.words(language.texts());
+        assert_eq!(words(5, 1_000, Language::English), "5 per second");
+        assert_eq!(words(100, 5_000, Language::English), "100 per 5 s");
+        assert_eq!(words(60, 60_000, Language::Spanish), "60 por minuto");
+        assert_eq!(words(3, 90_000, Language::Spanish), "3 por 1 min 30 s");
+    }
 }

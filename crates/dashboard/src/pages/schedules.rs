@@ -15,9 +15,11 @@ use crate::{
     content::{Hidden, content},
     error::Failure,
     form::Form,
+    format::Formats,
     layout::Page,
     markup::{Markup, StateStyle, badge},
     query::{Pairs, segment},
+    reasons::english,
     session::{self, Notice},
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
@@ -60,11 +62,19 @@ pub struct Schedule {
 
 impl Schedule {
     /// Returns when it runs, as short as possible.
-    pub fn rule(&self) -> String {
+    pub fn rule(&self, t: &Texts, formats: Formats) -> String {
         match (&self.cron_expression, self.interval_ms) {
             (Some(cron), _) => cron.clone(),
-            (None, Some(ms)) => format!("{} s", ms / 1_000),
+            (None, Some(ms)) => format!("{} {}", t.every, formats.duration(ms as i64)),
             (None, None) => String::new(),
+        }
+    }
+
+    /// Describes its cron expression. The words exist only in English. An interval describes itself.
+    fn described(&self, viewer: &Viewer) -> Markup {
+        match (self.interval_ms, &self.explanation) {
+            (None, Some(text)) => english(viewer, text, &[]),
+            _ => Markup::default(),
         }
     }
 
@@ -109,9 +119,9 @@ struct NewButton {
 
 fn state(t: &Texts, schedule: &Schedule) -> Markup {
     match (schedule.is_active, schedule.next_run_at) {
-        (true, Some(_)) => badge(StateStyle::Queued, t.active),
-        (true, None) => badge(StateStyle::Completed, t.schedule_has_ended),
-        (false, _) => badge(StateStyle::Cancelled, t.disabled),
+        (true, Some(_)) => badge(StateStyle::On, t.active),
+        (true, None) => badge(StateStyle::Off, t.schedule_has_ended),
+        (false, _) => badge(StateStyle::Off, t.disabled),
     }
 }
 
@@ -124,8 +134,11 @@ fn row(viewer: &Viewer, schedule: &Schedule) -> Row {
             Cell::link(&format!("{}/schedules/{}", viewer.base(), schedule.id), &schedule.name)
                 .note(&state(t, schedule)),
             Cell::markup(state(t, schedule)).extra(),
-            Cell::text(&schedule.rule()).extra(),
-            Cell::text(schedule.explanation.as_deref().unwrap_or_default()).long().extra(),
+            Cell::text(&schedule.rule(t, formats)).extra(),
+            Cell::markup(schedule.described(viewer))
+                .titled(schedule.explanation.as_deref().filter(|_| schedule.interval_ms.is_none()).unwrap_or_default())
+                .long()
+                .extra(),
             Cell::markup(time(schedule.next_run_at)).right(),
             Cell::markup(time(schedule.last_run_at)).right().extra(),
         ],
@@ -179,7 +192,7 @@ struct SchedulePage<'a> {
     base: &'a str,
     schedule: &'a Schedule,
     state: Markup,
-    explanation: String,
+    explanation: Markup,
     axis: Vec<AxisMark>,
     next_runs: Vec<(Markup, String, String)>,
     ticks: String,
@@ -194,18 +207,21 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let (preview, ticks) = tokio::join!(viewer.get::<Preview>(&preview_path), viewer.get::<Ticks>(&ticks_path));
     let (preview, ticks) = (preview.unwrap_or_default(), ticks.unwrap_or_default());
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let run = |run: &NextRun| (formats.relative(run.at), local_time(&run.local), run.note.clone().unwrap_or_default());
-    let time = |at: Option<Timestamp>| at.map_or_else(Markup::default, |at| formats.relative(at));
+    let run = |run: &NextRun| (formats.until(run.at), local_time(&run.local), run.note.clone().unwrap_or_default());
+    let time = |at: Option<Timestamp>| at.map_or_else(|| escaped("–"), |at| formats.relative(at));
     let page = SchedulePage {
         t,
         base: viewer.base(),
         state: state(t, &schedule),
-        explanation: preview.explanation.clone().or_else(|| schedule.explanation.clone()).unwrap_or_default(),
+        explanation: match schedule.interval_ms {
+            Some(_) => escaped(&schedule.rule(t, formats)),
+            None => schedule.described(&viewer),
+        },
         axis: axis(&preview.next_runs),
         next_runs: preview.next_runs.iter().map(run).collect(),
         ticks: tick_table(&viewer, &ticks.ticks).render().map_err(Failure::internal)?,
         details: vec![
-            (t.rule, escaped(&schedule.rule())),
+            (t.rule, escaped(&schedule.rule(t, formats))),
             (t.time_zone, escaped(&schedule.timezone)),
             (t.job, escaped(&schedule.job_name)),
             (t.queue, escaped(&schedule.queue)),
@@ -245,16 +261,16 @@ fn tick_table(viewer: &Viewer, ticks: &[Tick]) -> Table {
     let row = |tick: &Tick| {
         let job = match &tick.job_id {
             Some(id) => Cell::link(&format!("{}/jobs/{id}", viewer.base()), &crate::format::short_id(id)),
-            None => Cell::text(tick.reason.as_deref().unwrap_or_default()),
+            None => Cell::markup(english(viewer, tick.reason.as_deref().unwrap_or_default(), &[])),
         };
         let state = badge(StateStyle::of(&tick.outcome), t.word(&tick.outcome));
         Row {
             key: tick.due_at.to_string(),
-            cells: vec![Cell::markup(formats.moment(tick.due_at)), Cell::markup(state), job],
+            cells: vec![Cell::markup(formats.moment(tick.due_at)).note(&state), Cell::markup(state).extra(), job],
         }
     };
     Table {
-        columns: vec![text_column(t.due), text_column(t.outcome), text_column(t.job)],
+        columns: vec![text_column(t.due), extra_column(t.outcome), text_column(t.job)],
         rows: ticks.iter().map(row).collect(),
         empty: escaped(t.not_fired_yet),
         select_label: None,
@@ -322,7 +338,7 @@ pub async fn show_form(viewer: Viewer) -> Result<Page, Failure> {
 #[template(path = "explanation.html")]
 struct Explained {
     t: &'static Texts,
-    explanation: String,
+    explanation: Markup,
     runs: Vec<(String, String)>,
     error: Option<String>,
 }
@@ -336,7 +352,7 @@ async fn explanation(viewer: &Viewer, cron: &str, timezone: &str) -> Markup {
     Markup::of(&match parsed {
         Ok(preview) => Explained {
             t,
-            explanation: preview.explanation.unwrap_or_default(),
+            explanation: english(viewer, &preview.explanation.unwrap_or_default(), &[]),
             runs: preview
                 .next_runs
                 .into_iter()
@@ -345,7 +361,7 @@ async fn explanation(viewer: &Viewer, cron: &str, timezone: &str) -> Markup {
                 .collect(),
             error: None,
         },
-        Err(failure) => Explained { t, explanation: String::new(), runs: Vec::new(), error: Some(failure.message) },
+        Err(failure) => Explained { t, explanation: Markup::default(), runs: Vec::new(), error: Some(failure.message) },
     })
 }
 

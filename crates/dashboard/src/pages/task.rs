@@ -1,20 +1,16 @@
 //! One task: its machine with the current state highlighted, what it waits for, its history, and the form for a decision.
 
 use askama::Template;
-use axum::{
-    extract::Path,
-    http::{HeaderValue, header},
-    response::{IntoResponse, Response},
-};
+use axum::{extract::Path, response::Response};
 use faena_domain::Timestamp;
-use faena_machine::Definition;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::tasks::state;
+use super::{drawing, tasks};
 use crate::{
     action::show_result,
     content::{Hidden, content, pretty},
+    details::decision_count,
     error::Failure,
     form::Form,
     format::short_id,
@@ -22,8 +18,9 @@ use crate::{
     markup::Markup,
     prose::prose,
     query::segment,
+    reasons::{as_sentence, english},
     table::{anchor, escaped},
-    texts::Texts,
+    texts::{Language, Texts},
     viewer::Viewer,
 };
 
@@ -37,7 +34,6 @@ struct Task {
     correlation_id: String,
     status: String,
     state: String,
-    epoch: u64,
     data: Value,
     #[serde(default)]
     counters: Value,
@@ -144,7 +140,9 @@ struct TaskPage<'a> {
     badge: Markup,
     facts: String,
     reasons: Vec<Markup>,
-    drawing: String,
+    drawing: Markup,
+    /// Class of the colour of the active states.
+    style: &'static str,
     decision: Option<Decision>,
     details: Vec<(&'static str, Markup)>,
     timers: Vec<(String, Markup)>,
@@ -160,6 +158,9 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let task: Task = viewer.get(&path).await?;
     let (why_path, history_path) = (format!("{path}/why"), format!("{path}/history?limit=100"));
     let (why, history) = tokio::join!(viewer.get::<Why>(&why_path), viewer.get::<History>(&history_path));
+    let active: Vec<&str> = task.active.iter().map(|active| active.state.as_str()).collect();
+    // A machine that cannot be drawn is no reason to hide the task.
+    let drawing = drawing::read(&viewer, &task.machine, task.version, &active).await.unwrap_or_default();
     let (t, formats, base) = (viewer.texts(), viewer.formats(), viewer.base());
     let title = task.title.clone().unwrap_or_else(|| short_id(&task.id));
     let line = |record: &Record| HistoryLine {
@@ -172,10 +173,11 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let page = TaskPage {
         t,
         base,
-        badge: state(t, &task.status, &task.state, task.approval.is_some()),
+        badge: tasks::state(t, &task.status, &task.state, task.approval.is_some()),
+        style: tasks::style(&task.status, task.approval.is_some()).class(),
         facts: format!("{} v{}, {} {}", task.machine, task.version, t.created_by, task.created_by),
         reasons: reasons(&viewer, why.unwrap_or_default(), shown_approval),
-        drawing: format!("{base}/tasks/{}/drawing.svg?epoch={}", segment(&task.id), task.epoch),
+        drawing,
         decision: shown_approval.map(|approval| decision(t, approval)),
         details: vec![
             (t.id, escaped(&task.id)),
@@ -185,8 +187,10 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
                 t.correlation,
                 anchor(&format!("{base}/trace?id={}", segment(&task.correlation_id)), &task.correlation_id),
             ),
-            (t.counters, escaped(&task.counters.to_string())),
-        ],
+        ]
+        .into_iter()
+        .chain(counters(&task.counters).map(|counters| (t.counters, escaped(&counters))))
+        .collect(),
         timers: task.timers.iter().map(|timer| (timer_name(t, timer), formats.relative(timer.due))).collect(),
         history: history.unwrap_or_default().history.iter().rev().map(line).collect(),
         data: content(t, &task.hidden, "data", &task.data),
@@ -199,6 +203,12 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     Page::new(title, "/tasks", &page)
 }
 
+/// Returns the counters of a task with their values: `corrections: 2, plans: 1`. `None`: it has counted nothing.
+fn counters(counters: &Value) -> Option<String> {
+    let counters = counters.as_object().filter(|counters| !counters.is_empty())?;
+    Some(counters.iter().map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(", "))
+}
+
 fn timer_name(t: &Texts, timer: &Timer) -> String {
     match &timer.kind {
         Value::String(kind) => t.word(kind).to_owned(),
@@ -208,21 +218,54 @@ fn timer_name(t: &Texts, timer: &Timer) -> String {
 
 /// Returns what the task waits for. Timers have a list of their own, with times that a person can read.
 fn reasons(viewer: &Viewer, why: Why, approval: Option<&Approval>) -> Vec<Markup> {
-    let reasons = why.reasons.into_iter().filter(|reason| reason.code != "timer");
-    let messages: Vec<String> = reasons.map(|reason| reason.message).collect();
-    let messages = if messages.is_empty() { vec![why.summary] } else { messages };
-    // The form beside it has the whole hash.
-    let short = |message: &String| match approval {
-        Some(approval) => message.replace(&approval.hash, &short_hash(&approval.hash)),
-        None => message.clone(),
+    let mut reasons: Vec<Reason> = why.reasons.into_iter().filter(|reason| reason.code != "timer").collect();
+    if reasons.is_empty() {
+        reasons.push(Reason { code: String::new(), message: why.summary });
+    }
+    let shown = |reason: &Reason| {
+        // The form beside it has the whole hash, and calls it the same.
+        let message = match approval {
+            Some(approval) => reason.message.replace(&approval.hash, &format!("sha256 {}", short_hash(&approval.hash))),
+            None => reason.message.clone(),
+        };
+        match (viewer.texts().language(), in_spanish(&reason.code, &message)) {
+            (Language::Spanish, Some(text)) => prose(viewer, &as_sentence(&text), &[]),
+            _ => english(viewer, &as_sentence(&message), &[]),
+        }
     };
-    messages.iter().map(|message| prose(viewer, &short(message), &[])).collect()
+    reasons.iter().map(shown).collect()
+}
+
+/// Returns what a task waits for in Spanish, or `None` if the message has another form.
+fn in_spanish(code: &str, message: &str) -> Option<String> {
+    Some(match code {
+        "event" => format!("espera {}", message.strip_prefix("it waits for ")?),
+        "approval" => {
+            let (who, rest) = message.strip_prefix("it waits for ")?.split_once(" to approve ")?;
+            let who = if who == "a person" { "una persona".to_owned() } else { who.replace(" or ", " o ") };
+            format!("espera que {who} apruebe {}", rest.replace(" of ", " de "))
+        }
+        "ended" => format!("ha terminado en {}", message.strip_prefix("it has ended in ")?),
+        "paused" => "está en pausa; reanúdala".to_owned(),
+        "queued" => {
+            let (running, rest) = message.strip_prefix("it is queued: ")?.split_once(" of at most ")?;
+            let (limit, rest) = rest.split_once(" tasks of ")?;
+            let (machine, rest) = rest.split_once(" run, and ")?;
+            let (ahead, command) = rest.split_once(" start before it; raise the limit with ")?;
+            format!(
+                "está en cola: tareas de {machine} en ejecución: {running} de {limit} como máximo; por delante: {ahead}; \
+                 sube el límite con {command}"
+            )
+        }
+        _ => return None,
+    })
 }
 
 fn history_detail(t: &Texts, record: &Record) -> String {
     let to = record.to.as_ref().map(|to| format!("→ {to}")).unwrap_or_default();
     let outcome = if record.outcome == "applied" { String::new() } else { t.word(&record.outcome).to_owned() };
-    let parts = [to, outcome, record.reason.clone().unwrap_or_default(), record.actor.clone()];
+    let reason = record.reason.as_deref().map(|reason| decision_count(t, reason).unwrap_or_else(|| reason.to_owned()));
+    let parts = [to, outcome, reason.unwrap_or_default(), record.actor.clone()];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
 }
 
@@ -241,47 +284,6 @@ fn decision(t: &Texts, approval: &Approval) -> Decision {
         help = format!("{help}, {} {}", t.of_group, approval.groups.join(", "));
     }
     Decision { subject, hash: approval.hash.clone(), help }
-}
-
-/// Draws the machine of a task with its active states highlighted.
-pub async fn drawing(viewer: Viewer, Path(id): Path<String>) -> Result<Response, Failure> {
-    let task: Task = viewer.get(&format!("/api/v1/tasks/{}", segment(&id))).await?;
-    let active: Vec<&str> = task.active.iter().map(|active| active.state.as_str()).collect();
-    draw(&viewer, &task.machine, Some(task.version), &active).await
-}
-
-/// The colours of the style sheet. A picture cannot use those of its page.
-const COLOURS: &str = "<style>.machine{--machine-back:transparent;--machine-line:#5f6368;--machine-text:#1d1e20;\
---machine-box:#fff;--machine-group:#f0f0ed;--machine-limit:#8a4f00;--machine-good:#2a7336;--machine-bad:#b92f28;\
---machine-accent:#6a5a9a;--machine-glow:#eeeaf6}@media (prefers-color-scheme:dark){.machine{--machine-line:#a9acb2;\
---machine-text:#e8e8e6;--machine-box:#1c1d20;--machine-group:#232529;--machine-limit:#e9ad52;--machine-good:#82ca8c;\
---machine-bad:#f48d85;--machine-accent:#bdaee6;--machine-glow:#2c2640}}</style>";
-
-fn in_our_colours(svg: &str) -> String {
-    match svg.split_once('>') {
-        Some((opening, rest)) => format!("{opening}>{COLOURS}{rest}"),
-        None => svg.to_owned(),
-    }
-}
-
-/// Draws a version of a machine. Its styles are inside, so it is shown as a picture.
-pub async fn draw(viewer: &Viewer, machine: &str, version: Option<u64>, active: &[&str]) -> Result<Response, Failure> {
-    #[derive(Deserialize)]
-    struct Machine {
-        definition: Value,
-    }
-    let query = version.map(|version| format!("?version={version}")).unwrap_or_default();
-    let machine: Machine = viewer.get(&format!("/api/v1/machines/{}{query}", segment(machine))).await?;
-    let definition = Definition::parse(&machine.definition.to_string())
-        .map_err(|_| Failure::internal("the machine is not readable"))?;
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("image/svg+xml")),
-        (
-            header::CONTENT_SECURITY_POLICY,
-            HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
-        ),
-    ];
-    Ok((headers, in_our_colours(&definition.to_svg(active))).into_response())
 }
 
 #[derive(Deserialize, Default)]

@@ -61,11 +61,15 @@ async fn show_list(viewer: Viewer, query: Pairs, title: &str, section: &'static 
     page.page(section)
 }
 
+/// Returns the style of a task with this status.
+pub fn style(status: &str, waits_for_approval: bool) -> StateStyle {
+    if waits_for_approval { StateStyle::Waiting } else { StateStyle::of(status) }
+}
+
 /// Returns the state of a task: its own name in the style of its status. A task that has not started is in no state.
 pub fn state(t: &Texts, status: &str, state: &str, waits_for_approval: bool) -> Markup {
-    let style = if waits_for_approval { StateStyle::Waiting } else { StateStyle::of(status) };
     let name = state.rsplit('.').next().unwrap_or(state);
-    badge(style, if name.is_empty() { t.task_status(status) } else { name })
+    badge(style(status, waits_for_approval), if name.is_empty() { t.task_status(status) } else { name })
 }
 
 fn table(viewer: &Viewer, tasks: &[Task], is_approvals: bool) -> Table {

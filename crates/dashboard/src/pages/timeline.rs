@@ -13,6 +13,8 @@ const MIN_WIDTH: f64 = 0.3;
 /// One run of a job. A run that has not started waits.
 pub struct Run {
     pub label: String,
+    /// Says more on hover.
+    pub title: String,
     pub ready_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub ended_at: Option<Timestamp>,
@@ -25,10 +27,13 @@ pub enum End {
     Completed,
     Failed,
     Cancelled,
+    /// The worker gave it back. It does not count as an attempt.
+    Released,
 }
 
 struct Bar {
     label: String,
+    title: String,
     rects: Vec<Rect>,
     /// How the run ended, and where.
     mark: Option<(&'static str, f64)>,
@@ -56,18 +61,28 @@ struct Timeline<'a> {
     start: Markup,
     end: Markup,
     label: String,
+    /// Says that earlier runs are left out.
+    left_out: Option<String>,
 }
 
 /// Draws runs in their order. Positions are percentages, so that the drawing fills its width without stretching its text.
 pub fn draw(runs: &[Run], formats: Formats, now_label: &str) -> Markup {
-    let runs = &runs[runs.len().saturating_sub(MAX_RUNS)..];
+    let total = runs.len();
+    let runs = &runs[total.saturating_sub(MAX_RUNS)..];
+    let left_out =
+        (total > MAX_RUNS).then(|| formats.language.texts().last_runs(runs.len(), &formats.count(total as u64)));
     let Some(from) = runs.iter().map(|run| run.ready_at).min() else { return Markup::default() };
     let is_open = runs.iter().any(|run| run.end == End::None);
     let last = runs.iter().filter_map(|run| run.ended_at).max().unwrap_or(from);
     let until = if is_open { last.max(formats.now) } else { last };
     let span = (until.ms_since(from).max(1)) as f64;
     let x = |at: Timestamp| (at.ms_since(from).max(0) as f64 / span * 1_000.0).round().min(1_000.0) / 10.0;
-    let bar = |run: &Run| Bar { label: run.label.clone(), rects: rects(run, until, x), mark: mark(run, until, x) };
+    let bar = |run: &Run| Bar {
+        label: run.label.clone(),
+        title: run.title.clone(),
+        rects: rects(run, until, x),
+        mark: mark(run, until, x),
+    };
     Markup::of(&Timeline {
         bars: runs.iter().map(bar).collect(),
         // A line that moves all the time would make an unchanged page look changed.
@@ -78,7 +93,8 @@ pub fn draw(runs: &[Run], formats: Formats, now_label: &str) -> Markup {
         now_label,
         start: formats.clock(from),
         end: formats.clock(until),
-        label: format!("{} {}", runs.len(), formats.duration(until.ms_since(from))),
+        label: formats.duration(until.ms_since(from)),
+        left_out,
     })
 }
 
@@ -98,7 +114,7 @@ fn mark(run: &Run, until: Timestamp, x: impl Fn(Timestamp) -> f64) -> Option<(&'
         End::None => return None,
         End::Completed => "ok",
         End::Failed => "bad",
-        End::Cancelled => "off",
+        End::Cancelled | End::Released => "off",
     };
     Some((class, x(run.ended_at.unwrap_or(until))))
 }
@@ -110,7 +126,14 @@ mod tests {
 
     fn run(ready: i64, started: Option<i64>, ended: Option<i64>, end: End) -> Run {
         let at = Timestamp::from_ms;
-        Run { label: "<b>".into(), ready_at: at(ready), started_at: started.map(at), ended_at: ended.map(at), end }
+        Run {
+            label: "<b>".into(),
+            title: "Run 1".into(),
+            ready_at: at(ready),
+            started_at: started.map(at),
+            ended_at: ended.map(at),
+            end,
+        }
     }
 
     #[test]
@@ -120,6 +143,17 @@ mod tests {
         let svg = svg.to_string();
         assert!(svg.contains(r#"class="bad""#) && svg.contains("now") && svg.contains("&#60;b&#62;"), "{svg}");
         assert!(svg.contains(r#"x1="50%""#) && svg.contains(r#"x="60%""#) && !svg.contains("NaN"), "{svg}");
+    }
+
+    #[test]
+    fn a_drawing_of_too_many_runs_says_how_many_it_shows() {
+        let runs: Vec<Run> = (0..40).map(|n| run(n, Some(n), Some(n + 1), End::Failed)).collect();
+        let shown = |runs: &[Run], language| {
+            draw(runs, Formats { language, now: Timestamp::from_ms(50), is_live: false }, "now").to_string()
+        };
+        assert!(shown(&runs, Language::English).contains("last 12 of 40 runs"));
+        assert!(shown(&runs, Language::Spanish).contains("últimas 12 de 40 ejecuciones"));
+        assert!(!shown(&runs[..12], Language::English).contains("last 12"));
     }
 
     #[test]

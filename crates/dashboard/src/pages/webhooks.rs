@@ -9,7 +9,7 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ListPage, pager};
+use super::{ListPage, jobs::Chip, pager};
 use crate::{
     action::show_result,
     content::{Hidden, content},
@@ -17,9 +17,12 @@ use crate::{
     format::short_id,
     layout::Page,
     markup::{Markup, StateStyle, badge},
+    prose::prose,
     query::{Pairs, segment},
-    table::{Cell, Row, Table, anchor, escaped, extra_column, extra_number_column, number_column, text_column},
-    texts::Texts,
+    table::{
+        Cell, Row, StateAndFact, Table, anchor, escaped, extra_column, extra_number_column, number_column, text_column,
+    },
+    texts::{Language, Texts},
     viewer::Viewer,
 };
 
@@ -64,38 +67,125 @@ struct Attempt {
     took_ms: i64,
 }
 
+impl Webhook {
+    fn circuit_open_until(&self) -> Option<Timestamp> {
+        let (_, until) = self.delay_reason.as_deref()?.split_once(CIRCUIT_OPEN)?;
+        let until: jiff::Timestamp = until.parse().ok()?;
+        Some(Timestamp::from_ms(until.as_millisecond()))
+    }
+
+    /// Returns its state as a badge.
+    pub fn badge(&self, t: &Texts) -> Markup {
+        badge(StateStyle::of(&self.state), t.word(&self.state))
+    }
+}
+
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
     let query = Pairs::parse(query.as_deref());
     let wanted = query.only(&["state", "jobId", "host", "page"]).with("limit", &LIMIT.to_string());
     let list: WebhookList = viewer.get(&wanted.link("/api/v1/webhooks")).await?;
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let row = |webhook: &Webhook| Row {
-        key: webhook.id.clone(),
-        cells: vec![
-            Cell::link(&format!("{}/webhooks/{}", viewer.base(), webhook.id), &webhook.url),
-            Cell::markup(badge(StateStyle::of(&webhook.state), t.word(&webhook.state))),
-            Cell::number(&webhook.attempts.to_string()).extra(),
-            Cell::text(webhook.delay_reason.as_deref().unwrap_or_default()).long().extra(),
-            Cell::markup(webhook.due_at.map_or_else(Markup::default, |at| formats.relative(at))).extra(),
-            Cell::markup(formats.age(webhook.created_at)).right(),
-        ],
+    let details = futures_util::future::join_all(list.webhooks.iter().map(|webhook| details(&viewer, webhook))).await;
+    let row = |(webhook, details): (&Webhook, &Option<Webhook>)| {
+        let webhook = details.as_ref().unwrap_or(webhook);
+        let reason = why_not_delivered(t, webhook);
+        let (state, fact) = (webhook.badge(t), prose(&viewer, &reason, &[]));
+        let note = Markup::of(&StateAndFact { state: &state, fact: &fact });
+        Row {
+            key: webhook.id.clone(),
+            cells: vec![
+                Cell::link(&format!("{}/webhooks/{}", viewer.base(), webhook.id), &webhook.url).note(&note),
+                Cell::markup(state).extra(),
+                Cell::number(&webhook.attempts.to_string()).extra(),
+                Cell::markup(fact).titled(&reason).long().extra(),
+                Cell::markup(next_attempt(&viewer, webhook)).extra(),
+                Cell::markup(formats.age(webhook.created_at)).right(),
+            ],
+        }
     };
     let table = Table {
         columns: vec![
             text_column(t.receiver),
-            text_column(t.state),
+            extra_column(t.state),
             extra_number_column(t.attempts),
             extra_column(t.reason),
             extra_column(t.next_attempt),
             number_column(t.age),
         ],
-        rows: list.webhooks.iter().map(row).collect(),
+        rows: list.webhooks.iter().zip(&details).map(row).collect(),
         empty: escaped(t.no_webhooks),
         select_label: None,
     };
     let mut page = ListPage::new(&viewer, t.webhooks, table);
+    page.filters = Markup::of(&StateFilters { t, chips: chips(&viewer, &query) });
     page.pager = Some(pager(&viewer, "/webhooks", &query, list.total, list.webhooks.len(), LIMIT));
     page.page("/webhooks")
+}
+
+/// States in the order in which a person wants to see them.
+const STATES: [&str; 4] = ["FAILED", "WAITING", "SENDING", "DELIVERED"];
+
+#[derive(Template)]
+#[template(path = "state_filters.html")]
+struct StateFilters {
+    t: &'static Texts,
+    chips: Vec<Chip>,
+}
+
+fn chips(viewer: &Viewer, query: &Pairs) -> Vec<Chip> {
+    let chip = |state: &str| {
+        let is_current = query.get("state") == Some(state);
+        let rest = query.without("page").without("state");
+        let link = if is_current { rest } else { rest.with("state", state) };
+        let badge = badge(StateStyle::of(state), viewer.texts().word(state));
+        Chip { link: link.link(&format!("{}/webhooks", viewer.base())), badge, is_current }
+    };
+    STATES.into_iter().map(chip).collect()
+}
+
+/// Reads a webhook that is not delivered with its attempts, which the list of the API does not have.
+async fn details(viewer: &Viewer, webhook: &Webhook) -> Option<Webhook> {
+    if webhook.state == "DELIVERED" {
+        return None;
+    }
+    viewer.get(&format!("/api/v1/webhooks/{}", segment(&webhook.id))).await.ok()
+}
+
+/// Returns why a webhook is not delivered: how the last attempt ended, and why it is not sent although it is due.
+fn why_not_delivered(t: &Texts, webhook: &Webhook) -> String {
+    if webhook.state == "DELIVERED" {
+        return String::new();
+    }
+    let last = webhook.history.last().map(|attempt| match (&attempt.error, attempt.status) {
+        (Some(error), _) => error.clone(),
+        (None, Some(status)) => format!("HTTP {status}"),
+        (None, None) => t.no_answer.to_owned(),
+    });
+    let parts = [last, webhook.delay_reason.as_deref().map(|reason| delay_text(t, reason))];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+/// Returns when a webhook that waits is sent. Of one that is being sent, the API says when that ends at the latest.
+fn next_attempt(viewer: &Viewer, webhook: &Webhook) -> Markup {
+    // Until its receiver's circuit closes, a webhook that is due is not sent.
+    let due = webhook.circuit_open_until().or(webhook.due_at);
+    match due.filter(|_| webhook.state == "WAITING") {
+        Some(at) if at <= viewer.now() => escaped(viewer.texts().due_now),
+        Some(at) => viewer.formats().relative(at),
+        None => Markup::default(),
+    }
+}
+
+const CIRCUIT_OPEN: &str = " keeps failing; its circuit is open until ";
+
+/// Returns why a webhook is not sent now: `host keeps failing; its circuit is open until …`.
+fn delay_text(t: &Texts, reason: &str) -> String {
+    match (t.language(), reason.split_once(CIRCUIT_OPEN)) {
+        (Language::Spanish, Some((host, until))) => {
+            format!("{host} sigue fallando; su circuito está abierto hasta las {until}")
+        }
+        _ => reason.to_owned(),
+    }
 }
 
 #[derive(Template)]
@@ -105,6 +195,10 @@ struct WebhookPage<'a> {
     base: &'a str,
     webhook: &'a Webhook,
     badge: Markup,
+    style: &'static str,
+    /// Why it is not delivered.
+    why: Markup,
+    next_attempt: Markup,
     attempts: String,
     job: Option<Markup>,
     body: Markup,
@@ -117,7 +211,10 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let page = WebhookPage {
         t,
         base: viewer.base(),
-        badge: badge(StateStyle::of(&webhook.state), t.word(&webhook.state)),
+        badge: webhook.badge(t),
+        why: prose(&viewer, &why_not_delivered(t, &webhook), &[]),
+        style: StateStyle::of(&webhook.state).class(),
+        next_attempt: next_attempt(&viewer, &webhook),
         attempts: attempts(&viewer, &webhook.history).render().map_err(Failure::internal)?,
         job,
         body: content(t, &webhook.hidden, "body", &webhook.body),

@@ -144,7 +144,8 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let jobs_path = format!("/api/v1/jobs?workerId={id}&limit=30");
     let jobs: Result<JobList, Failure> = viewer.get(&jobs_path).await;
     let jobs = jobs.map(|list| list.jobs).unwrap_or_default();
-    let mut table = jobs::table(&viewer, &jobs, true);
+    // Beside the details there is room for what tells the jobs apart, not for their queue and attempt.
+    let mut table = jobs::table(&viewer, &jobs, true).without_column(3).without_column(2);
     table.select_label = None;
     let (t, formats) = (viewer.texts(), viewer.formats());
     let change = |change: &Change| {
@@ -161,7 +162,10 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             (t.kind_of_worker, escaped(t.word(&worker.kind))),
             (t.slots_title, escaped(&worker.concurrency.to_string())),
             (t.can_run, escaped(&worker.capabilities.join(", "))),
-            (t.queues, escaped(&worker.queues.join(", "))),
+            (
+                t.queues,
+                escaped(&if worker.queues.is_empty() { t.all_of_them.to_owned() } else { worker.queues.join(", ") }),
+            ),
             (t.breaker, escaped(t.word(worker.breaker.as_deref().unwrap_or("–")))),
             (t.registered, formats.relative(worker.registered_at)),
             (t.reason, escaped(worker.reason.as_deref().unwrap_or("–"))),

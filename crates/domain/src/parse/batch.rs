@@ -44,8 +44,8 @@ impl JobParser {
         let max = self.limits.max_batch_depends_on;
         let count: usize = jobs.iter().map(|job| job.options.depends_on.len() + job.depends_on_refs.len()).sum();
         let message = format!(
-            "the jobs have {count} dependencies together, and a batch may have {max}; submit several batches, or let a job in between \
-             wait for many others"
+            "the jobs have {count} dependencies together, and a batch may have {max}; submit several batches, or add a job that waits \
+             for many others and depend on that one"
         );
         (count > max).then(|| FieldError::new("jobs", message))
     }

@@ -142,7 +142,7 @@ impl<'a> Fields<'a> {
 
 /// Reads a value in which whole numbers may be written like `4.0`, as JSON permits and some programs do.
 fn with_whole_numbers<T: DeserializeOwned>(raw: &RawValue) -> Option<T> {
-    /// Up to here a floating-point number has every whole number.
+    /// A floating-point number represents every whole number up to this one exactly.
     const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
     fn convert(value: &mut Value) {
         match value {

@@ -33,7 +33,7 @@ impl JobParser {
             let path = if error.path == "type" { type_path } else { &error.path };
             FieldError::new(format!("{prefix}{path}"), error.message)
         });
-        // A field that could not be read has its default here; it is reported once.
+        // A field that could not be read has its default value here. Its error is in `own` already, so a second one is dropped.
         let checked: Vec<FieldError> =
             checked.filter(|error| !own.iter().any(|known| known.path == error.path)).collect();
         errors.extend(own);
@@ -99,7 +99,7 @@ fn parse_options(fields: &mut Fields<'_>, options: &mut JobOptions) {
     }
 }
 
-/// Parses the fields of a retry policy over `retry`. `null` restores a default; an absent field changes nothing.
+/// Parses the fields of a retry policy into `retry`. `null` restores a default; an absent field changes nothing.
 pub fn parse_retry_policy(fields: &mut Fields<'_>, retry: &mut RetryPolicy) {
     let default = RetryPolicy::default();
     let number = "a non-negative integer";

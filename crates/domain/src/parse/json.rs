@@ -33,8 +33,9 @@ fn depth(json: &str) -> usize {
     deepest
 }
 
-/// Half of a surrogate pair is valid by JSON's grammar but is not text: most parsers reject the whole document. A document
-/// without such an escape is not scanned.
+/// Returns whether the text contains half of a surrogate pair. JSON's grammar allows it, but most parsers reject the whole document.
+///
+/// Scans only documents that contain an escaped surrogate.
 fn has_lone_surrogate(json: &str) -> bool {
     if !json.contains("\\ud") && !json.contains("\\uD") {
         return false;

@@ -85,7 +85,7 @@ impl JobParser {
     }
 }
 
-/// Hashes a submitted body. Detects an idempotency key that is reused with a different body.
+/// Hashes a submitted body, to detect an idempotency key that is reused with a different body.
 pub fn fingerprint(body: &[u8]) -> [u8; 32] {
     Sha256::digest(body).into()
 }

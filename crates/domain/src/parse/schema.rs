@@ -288,7 +288,7 @@ pub fn api_key(_: &JobLimits) -> Value {
             "withoutPayloads",
             about(
                 json!({"type": "boolean"}),
-                "Hides what jobs and tasks carry from the key; only with the scope `read` alone. Default: false.",
+                "Hides payloads, results, data, logs and errors from the key; only with the scope `read` alone. Default: false.",
             ),
         )
         .optional("expiresAt", about(time(), "A time in the future. Default: never."))

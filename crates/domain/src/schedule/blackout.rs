@@ -51,7 +51,7 @@ impl Blackout {
         }
     }
 
-    /// Returns a second before which every due time after `local` is covered too. `local` itself must be covered.
+    /// Returns a time in seconds. Every due time after `local` and before that time is covered too. `local` must be covered.
     pub(super) fn covered_until(&self, local: i64, zone: &TimeZone, second: i64) -> i64 {
         let until = match &self.window {
             Window::Range { to, .. } => *to,

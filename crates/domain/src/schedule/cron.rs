@@ -1,7 +1,7 @@
 //! Cron expressions: finds the local times that they match.
 //!
-//! Time zones play no role here: a local time is counted in seconds since 1970 as if it were UTC. croner decides which days
-//! match (`L`, `#`, `W`, day of month or day of week); the times of a day are found in bit masks of the other fields.
+//! Time zones play no role here: a local time is counted in seconds since 1970 as if it were UTC. The crate croner decides which
+//! days match (`L`, `#`, `W`, day of month or day of week); the times of a day are found in bit masks of the other fields.
 
 use croner::{CronPattern, Weekday, parser::CronParser};
 use jiff::{Timestamp as Instant, civil::Date, tz::Offset};
@@ -34,7 +34,7 @@ impl Cron {
 
     fn from_normalised(normalised: &str) -> Result<Cron, String> {
         let mut days = CronParser::new().parse(normalised).map_err(|error| error.to_string())?.pattern;
-        // Saves one byte for each year up to 5000; there is no year field.
+        // Saves memory: croner keeps one byte for each year up to 5000, although there is no year field.
         days.years = Default::default();
         let mask = |values: Vec<u16>| values.into_iter().fold(0u64, |mask, value| mask | 1 << value);
         Ok(Cron {

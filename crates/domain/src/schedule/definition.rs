@@ -11,7 +11,7 @@ use crate::{
     retry::retry_on_schema,
 };
 
-/// Treatment of due times during which no server was running.
+/// What happens to due times at which no server was running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Misfire {
@@ -24,7 +24,7 @@ pub enum Misfire {
     CatchUp,
 }
 
-/// Treatment of a due time while the job of an earlier one has not finished.
+/// What happens at a due time while the job of an earlier one has not finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
@@ -220,9 +220,9 @@ impl Schedule {
             created_at: now,
             updated_at: now,
         };
-        let mut timed = CompiledSchedule { schedule, timing };
-        timed.enable(now)?;
-        Ok(timed)
+        let mut compiled = CompiledSchedule { schedule, timing };
+        compiled.enable(now)?;
+        Ok(compiled)
     }
 
     /// Compiles the stored timing. Fails if it is no longer valid, for example after its time zone was removed.
@@ -249,17 +249,17 @@ impl Schedule {
         }
         let timing = schedule.spec.check(limits, schedule.anchor_at)?;
         let was_active = schedule.is_active;
-        let mut timed = CompiledSchedule { schedule, timing };
+        let mut compiled = CompiledSchedule { schedule, timing };
         match patch.is_active {
-            Some(false) => timed.disable(),
-            Some(true) if !was_active || timing_changed => timed.enable(now)?,
-            None if was_active && timing_changed => timed.enable(now)?,
+            Some(false) => compiled.disable(),
+            Some(true) if !was_active || timing_changed => compiled.enable(now)?,
+            None if was_active && timing_changed => compiled.enable(now)?,
             // The reason for its end may no longer apply; it stays inactive until the user enables it.
-            None if timing_changed => timed.schedule.finished = None,
+            None if timing_changed => compiled.schedule.finished = None,
             _ => {}
         }
-        timed.schedule.updated_at = now;
-        Ok(timed)
+        compiled.schedule.updated_at = now;
+        Ok(compiled)
     }
 
     /// Returns the schedule as the API shows it. The explanation of a timing that is no longer valid says why.

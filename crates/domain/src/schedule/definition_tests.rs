@@ -20,7 +20,7 @@ fn create(spec: ScheduleSpec) -> Schedule {
 }
 
 fn patched(schedule: &Schedule, patch: SchedulePatch, now: Timestamp) -> Result<Schedule, Vec<FieldError>> {
-    schedule.clone().patched(patch, &JobLimits::default(), now).map(|timed| timed.schedule)
+    schedule.clone().patched(patch, &JobLimits::default(), now).map(|compiled| compiled.schedule)
 }
 
 fn to(spec: ScheduleSpec) -> SchedulePatch {

@@ -106,7 +106,7 @@ const GAPS: [Change; 16] = [
         &["11-03 00:00-03:00", "11-04 01:00-02:00", "11-05 00:00-02:00"],
         &["11-03 00:00-03:00", "11-05 00:00-02:00"],
     ),
-    // The 30 of December 2011 does not exist.
+    // 30 December 2011 does not exist.
     (
         "Pacific/Apia",
         "0 12 * * *",

@@ -20,7 +20,7 @@ use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 pub enum TickOutcome {
     /// A job was created.
     Fired,
-    /// No server was running in time.
+    /// No server was running in time, or the job could not be stored.
     Missed,
     /// The due time was in a blackout, or the job of an earlier due time had not finished.
     Skipped,
@@ -89,17 +89,17 @@ pub struct ScheduledRun {
     pub note: Option<String>,
 }
 
-/// Returns the next `count` runs after `after`.
-pub fn preview(timed: &CompiledSchedule, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
-    let count = count.min(timed.runs_left());
-    let with_gaps = with_skipped_local_times(timed);
+/// Returns up to `count` runs after `after`.
+pub fn preview(compiled: &CompiledSchedule, after: Timestamp, count: usize) -> Vec<ScheduledRun> {
+    let count = count.min(compiled.runs_left());
+    let with_gaps = with_skipped_local_times(compiled);
     let mut last = after;
     let runs = std::iter::from_fn(|| {
-        let tick = timed.timing.next(last)?;
+        let tick = compiled.timing.next(last)?;
         let skipped = with_gaps.as_ref().and_then(|timing| timing.next(last)).filter(|other| other.due < tick.due);
         let skipped_note = skipped.and_then(|other| match other.note {
             Some(DstNote::Moved { from, .. }) => {
-                let local = timed.timing.local(other.due);
+                let local = compiled.timing.local(other.due);
                 let day = local.get(..10).unwrap_or_default();
                 Some(format!("the run before it is skipped: {from} does not exist on {day}"))
             }
@@ -108,18 +108,18 @@ pub fn preview(timed: &CompiledSchedule, after: Timestamp, count: usize) -> Vec<
         last = tick.due;
         let notes: Vec<String> = skipped_note.into_iter().chain(tick.note.map(|note| note.to_string())).collect();
         let note = (!notes.is_empty()).then(|| notes.join("; "));
-        Some(ScheduledRun { at: tick.due, local: timed.timing.local(tick.due), note })
+        Some(ScheduledRun { at: tick.due, local: compiled.timing.local(tick.due), note })
     });
     runs.take(count).collect()
 }
 
 /// Returns the timing with `dstGap: next` if the schedule skips gaps, to find the local times that it skips.
-fn with_skipped_local_times(timed: &CompiledSchedule) -> Option<CompiledTiming> {
-    let timing = &timed.schedule.spec.timing;
+fn with_skipped_local_times(compiled: &CompiledSchedule) -> Option<CompiledTiming> {
+    let timing = &compiled.schedule.spec.timing;
     if timing.cron_expression.is_none() || timing.dst_gap != Some(DstGap::Skip) {
         return None;
     }
-    Timing { dst_gap: Some(DstGap::Next), ..timing.clone() }.compile(timed.schedule.anchor_at).ok()
+    Timing { dst_gap: Some(DstGap::Next), ..timing.clone() }.compile(compiled.schedule.anchor_at).ok()
 }
 
 /// What to do about the due times of a schedule, before the state of its jobs is known.
@@ -151,13 +151,13 @@ const MAX_OWN_RECORDS: usize = 100;
 const MAX_LOOK_BACK: usize = 100_000;
 
 /// Decides what to do about every due time up to `now`.
-pub fn decide(timed: &CompiledSchedule, now: Timestamp) -> Decision {
-    let Schedule { spec, cursor_at, .. } = &timed.schedule;
+pub fn decide(compiled: &CompiledSchedule, now: Timestamp) -> Decision {
+    let Schedule { spec, cursor_at, .. } = &compiled.schedule;
     let wanted = match spec.misfire {
         Misfire::CatchUp => spec.catch_up_limit as usize,
         Misfire::RunOnce | Misfire::Skip => 1,
     };
-    let backlog = backlog(timed, wanted, now);
+    let backlog = backlog(compiled, wanted, now);
     let (blacked_out, due): (Vec<&Tick>, Vec<&Tick>) = backlog.latest.iter().partition(|tick| tick.blackout.is_some());
     let grace_ms = i64::try_from(spec.misfire_grace_ms).unwrap_or(i64::MAX);
     let is_late = |tick: &Tick| now.ms_since(tick.due) > grace_ms;
@@ -168,27 +168,27 @@ pub fn decide(timed: &CompiledSchedule, now: Timestamp) -> Decision {
         (true, Misfire::Skip) => usize::from(due.last().is_some_and(|last| !is_late(last))),
     };
     let (missed, kept) = due.split_at(due.len().saturating_sub(kept));
-    let recorder = TickRecorder { schedule_id: timed.schedule.id, now };
+    let recorder = TickRecorder { schedule_id: compiled.schedule.id, now };
     let in_blackout = |tick: &Tick| format!("in a blackout: {}", tick.blackout.as_deref().unwrap_or_default());
     let mut not_fired = recorder.record(&blacked_out, None, TickOutcome::Skipped, in_blackout);
     let reason = missed_reason(spec.misfire);
     not_fired.extend(recorder.record(missed, backlog.earlier.as_ref(), TickOutcome::Missed, |_| reason.into()));
     let cursor_at = backlog.latest.last().map_or(*cursor_at, |tick| tick.due);
-    let next_at = timed.timing.next(cursor_at).map(|tick| tick.due);
+    let next_at = compiled.timing.next(cursor_at).map(|tick| tick.due);
     Decision { due: kept.iter().map(|tick| tick.due).collect(), not_fired, cursor_at, next_at }
 }
 
 /// Returns the due times up to `now`, with `wanted` of them outside blackouts if there are as many.
 ///
 /// An outage may end in a long blackout, so a second search over a longer time may be needed.
-fn backlog(timed: &CompiledSchedule, wanted: usize, now: Timestamp) -> Backlog {
-    let cursor_at = timed.schedule.cursor_at;
-    let backlog = timed.timing.backlog(cursor_at, now, wanted + MAX_OWN_RECORDS);
+fn backlog(compiled: &CompiledSchedule, wanted: usize, now: Timestamp) -> Backlog {
+    let cursor_at = compiled.schedule.cursor_at;
+    let backlog = compiled.timing.backlog(cursor_at, now, wanted + MAX_OWN_RECORDS);
     let outside = backlog.latest.iter().filter(|tick| tick.blackout.is_none()).count();
     if backlog.earlier.is_none() || outside >= wanted {
         return backlog;
     }
-    timed.timing.backlog(cursor_at, now, MAX_LOOK_BACK)
+    compiled.timing.backlog(cursor_at, now, MAX_LOOK_BACK)
 }
 
 /// Writes records of due times that create no job.
@@ -252,55 +252,55 @@ pub type JobStates = HashMap<JobId, JobState>;
 const MAX_RECENT: usize = 50;
 
 /// Turns a decision into jobs, depending on the state of earlier jobs, and advances the schedule.
-pub fn fire(timed: &mut CompiledSchedule, decision: Decision, states: &JobStates, now: Timestamp) -> Firing {
+pub fn fire(compiled: &mut CompiledSchedule, decision: Decision, states: &JobStates, now: Timestamp) -> Firing {
     let mut firing = Firing { ticks: decision.not_fired, ..Firing::default() };
-    let overlap = timed.schedule.spec.overlap;
+    let overlap = compiled.schedule.spec.overlap;
     let mut waiting = None;
     if overlap != Overlap::Allow {
-        timed.schedule.recent.retain(|job| states.get(job).is_some_and(|state| !state.is_terminal()));
-        waiting = timed.schedule.queued.filter(|job| states.get(job) == Some(&JobState::Pending));
+        compiled.schedule.recent.retain(|job| states.get(job).is_some_and(|state| !state.is_terminal()));
+        waiting = compiled.schedule.queued.filter(|job| states.get(job) == Some(&JobState::Pending));
     }
     let last_due = decision.due.last().copied();
     for due in decision.due {
-        if timed.runs_left() == 0 {
+        if compiled.runs_left() == 0 {
             break;
         }
-        let tick = TickRow::new(timed.schedule.id, due, TickOutcome::Fired, now);
-        if let Some(reason) = skip_reason(timed, due, last_due, waiting) {
+        let tick = TickRow::new(compiled.schedule.id, due, TickOutcome::Fired, now);
+        if let Some(reason) = skip_reason(compiled, due, last_due, waiting) {
             firing.ticks.push(TickRow { outcome: TickOutcome::Skipped, reason: Some(reason), ..tick });
             continue;
         }
-        let mut job = timed.job(due, now);
-        if matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !timed.schedule.recent.is_empty() {
-            job.options.depends_on.clone_from(&timed.schedule.recent);
+        let mut job = compiled.job(due, now);
+        if matches!(overlap, Overlap::QueueOne | Overlap::CancelPrevious) && !compiled.schedule.recent.is_empty() {
+            job.options.depends_on.clone_from(&compiled.schedule.recent);
             job.options.on_parent_failure = OnParentFailure::Run;
             waiting = Some(job.id);
         }
         if overlap == Overlap::CancelPrevious {
-            firing.cancels.clone_from(&timed.schedule.recent);
+            firing.cancels.clone_from(&compiled.schedule.recent);
         }
-        timed.schedule.runs += 1;
-        timed.schedule.last_due_at = Some(due);
-        timed.schedule.queued = waiting;
-        timed.schedule.remember(job.id, now);
+        compiled.schedule.runs += 1;
+        compiled.schedule.last_due_at = Some(due);
+        compiled.schedule.queued = waiting;
+        compiled.schedule.remember(job.id, now);
         firing.ticks.push(TickRow { job_id: Some(job.id), ..tick });
         firing.jobs.push(job);
     }
-    timed.schedule.cursor_at = decision.cursor_at;
-    timed.schedule.next_at = decision.next_at;
-    timed.finish_if_over();
+    compiled.schedule.cursor_at = decision.cursor_at;
+    compiled.schedule.next_at = decision.next_at;
+    compiled.finish_if_over();
     firing
 }
 
 /// Returns why `due` creates no job: an unfinished job, or a later due time that replaces it.
 fn skip_reason(
-    timed: &CompiledSchedule,
+    compiled: &CompiledSchedule,
     due: Timestamp,
     last_due: Option<Timestamp>,
     waiting: Option<JobId>,
 ) -> Option<String> {
-    let unfinished = &timed.schedule.recent;
-    match timed.schedule.spec.overlap {
+    let unfinished = &compiled.schedule.recent;
+    match compiled.schedule.spec.overlap {
         Overlap::Allow => None,
         Overlap::Skip => unfinished.last().map(|job| format!("job {job} of an earlier due time has not finished")),
         Overlap::QueueOne => waiting.map(|job| format!("job {job} is already waiting")),

@@ -31,9 +31,9 @@ fn states<const N: usize>(known: [(JobId, Option<JobState>); N]) -> JobStates {
 }
 
 /// Decides and fires once, while no job is known.
-fn round(timed: &mut CompiledSchedule, now: Timestamp) -> Firing {
-    let decision = decide(timed, now);
-    fire(timed, decision, &JobStates::new(), now)
+fn round(compiled: &mut CompiledSchedule, now: Timestamp) -> Firing {
+    let decision = decide(compiled, now);
+    fire(compiled, decision, &JobStates::new(), now)
 }
 
 fn due_times(firing: &Firing) -> Vec<i64> {
@@ -58,16 +58,16 @@ fn after_an_outage_of_two_weeks_the_policy_bounds_the_number_of_jobs() {
             (Misfire::CatchUp, 10_000, due.min(10_000)),
         ] {
             let case = format!("{misfire:?} {limit} every {every} ms");
-            let mut timed = create(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(every) });
-            let firing = round(&mut timed, at(outage));
+            let mut compiled = create(ScheduleSpec { misfire, catch_up_limit: limit, ..spec(every) });
+            let firing = round(&mut compiled, at(outage));
 
             let latest: Vec<i64> = (0..fired.cast_signed()).rev().map(|n| outage - n * every).collect();
             assert_eq!(due_times(&firing), latest, "{case}");
             assert_eq!(outcomes(&firing, TickOutcome::Fired), fired, "{case}");
             assert_eq!(outcomes(&firing, TickOutcome::Missed), due - fired, "{case}: every due time is recorded");
             assert!(firing.ticks.len() as u64 <= fired + 101, "{case}: {} records", firing.ticks.len());
-            assert_eq!(timed.schedule.cursor_at, at(outage), "{case}");
-            assert_eq!(timed.schedule.next_at, Some(at(outage + every)), "{case}");
+            assert_eq!(compiled.schedule.cursor_at, at(outage), "{case}");
+            assert_eq!(compiled.schedule.next_at, Some(at(outage + every)), "{case}");
         }
     }
 }
@@ -97,54 +97,58 @@ fn a_due_time_that_is_late_within_the_grace_period_is_not_missed() {
 
 #[test]
 fn a_clock_that_jumps_neither_repeats_nor_loses_a_due_time() {
-    let mut timed = create(ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) });
+    let mut compiled = create(ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) });
     let mut seen = Vec::new();
     for now in [0, 59, 60, 30, 61, 60, 0, 200, 120, 180, 230, 241, 100, 1_000] {
-        seen.extend(due_times(&round(&mut timed, at(now * SECOND))));
+        seen.extend(due_times(&round(&mut compiled, at(now * SECOND))));
     }
     let expected: Vec<i64> = (1..=16).map(|n| n * MINUTE).collect();
     assert_eq!(seen, expected);
-    assert_eq!(timed.schedule.runs, 16);
+    assert_eq!(compiled.schedule.runs, 16);
 }
 
 #[test]
 fn the_same_schedule_and_time_give_the_same_decision() {
-    let timed = create(ScheduleSpec { jitter_ms: 10_000, ..spec(MINUTE) });
-    assert_eq!(decide(&timed, at(3 * HOUR)), decide(&timed, at(3 * HOUR)));
+    let compiled = create(ScheduleSpec { jitter_ms: 10_000, ..spec(MINUTE) });
+    assert_eq!(decide(&compiled, at(3 * HOUR)), decide(&compiled, at(3 * HOUR)));
 }
 
 #[test]
 fn a_schedule_finishes_after_max_runs() {
-    let mut timed = create(ScheduleSpec { max_runs: Some(3), misfire: Misfire::CatchUp, ..spec(MINUTE) });
-    assert_eq!(round(&mut timed, at(2 * MINUTE)).jobs.len(), 2);
-    let last = round(&mut timed, at(5 * MINUTE));
+    let mut compiled = create(ScheduleSpec { max_runs: Some(3), misfire: Misfire::CatchUp, ..spec(MINUTE) });
+    assert_eq!(round(&mut compiled, at(2 * MINUTE)).jobs.len(), 2);
+    let last = round(&mut compiled, at(5 * MINUTE));
     assert_eq!(due_times(&last), [3 * MINUTE]);
-    assert_eq!((timed.schedule.is_active, timed.schedule.next_at), (false, None));
-    assert_eq!(timed.schedule.finished.as_deref(), Some("maxRuns reached: 3 of 3 runs"));
+    assert_eq!((compiled.schedule.is_active, compiled.schedule.next_at), (false, None));
+    assert_eq!(compiled.schedule.finished.as_deref(), Some("maxRuns reached: 3 of 3 runs"));
 }
 
 #[test]
 fn max_runs_counts_jobs_and_not_skipped_due_times() {
     let overlapping = |overlap| ScheduleSpec { max_runs: Some(2), misfire: Misfire::CatchUp, overlap, ..spec(MINUTE) };
-    let mut timed = create(overlapping(Overlap::Skip));
-    let firing = round(&mut timed, at(4 * MINUTE));
+    let mut compiled = create(overlapping(Overlap::Skip));
+    let firing = round(&mut compiled, at(4 * MINUTE));
     assert_eq!(due_times(&firing), [MINUTE]);
     assert_eq!(outcomes(&firing, TickOutcome::Skipped), 3, "each due time has its record");
-    assert!(timed.schedule.is_active, "one run is left");
+    assert!(compiled.schedule.is_active, "one run is left");
 
-    let mut timed = create(ScheduleSpec { max_runs: Some(1), ..overlapping(Overlap::CancelPrevious) });
-    assert_eq!(due_times(&round(&mut timed, at(4 * MINUTE))), [4 * MINUTE], "the latest due time replaces the others");
-    assert!(!timed.schedule.is_active);
+    let mut compiled = create(ScheduleSpec { max_runs: Some(1), ..overlapping(Overlap::CancelPrevious) });
+    assert_eq!(
+        due_times(&round(&mut compiled, at(4 * MINUTE))),
+        [4 * MINUTE],
+        "the latest due time replaces the others"
+    );
+    assert!(!compiled.schedule.is_active);
 }
 
 #[test]
 fn a_schedule_finishes_at_its_end() {
     let mut spec = ScheduleSpec { misfire: Misfire::CatchUp, ..spec(MINUTE) };
     spec.timing.end_at = Some(at(3 * MINUTE));
-    let mut timed = create(spec);
-    assert_eq!(due_times(&round(&mut timed, at(10 * MINUTE))), [MINUTE, 2 * MINUTE, 3 * MINUTE]);
-    assert!(!timed.schedule.is_active && timed.schedule.finished.is_some());
-    let nothing = round(&mut timed, at(20 * MINUTE));
+    let mut compiled = create(spec);
+    assert_eq!(due_times(&round(&mut compiled, at(10 * MINUTE))), [MINUTE, 2 * MINUTE, 3 * MINUTE]);
+    assert!(!compiled.schedule.is_active && compiled.schedule.finished.is_some());
+    let nothing = round(&mut compiled, at(20 * MINUTE));
     assert!(nothing.jobs.is_empty() && nothing.ticks.is_empty());
 }
 
@@ -152,9 +156,9 @@ fn a_schedule_finishes_at_its_end() {
 fn due_times_in_a_blackout_are_recorded_as_skipped() {
     let mut spec = spec(HOUR);
     spec.timing.except = vec!["2026-06-01".into()];
-    let mut timed = create(spec);
-    assert_eq!(timed.schedule.next_at, Some(at(24 * HOUR)), "nothing is due in the blackout");
-    let firing = round(&mut timed, at(24 * HOUR));
+    let mut compiled = create(spec);
+    assert_eq!(compiled.schedule.next_at, Some(at(24 * HOUR)), "nothing is due in the blackout");
+    let firing = round(&mut compiled, at(24 * HOUR));
     assert_eq!(due_times(&firing), [24 * HOUR]);
     assert_eq!(outcomes(&firing, TickOutcome::Skipped), 23);
     assert!(firing.ticks[0].reason.as_deref().is_some_and(|reason| reason == "in a blackout: 2026-06-01"));
@@ -165,15 +169,15 @@ fn an_outage_that_ends_in_a_long_blackout_is_caught_up() {
     for (misfire, fired) in [(Misfire::RunOnce, 1), (Misfire::Skip, 0), (Misfire::CatchUp, 50)] {
         let mut spec = ScheduleSpec { misfire, catch_up_limit: 50, ..spec(MINUTE) };
         spec.timing.except = vec!["2026-06-02".into()];
-        let mut timed = create(spec);
+        let mut compiled = create(spec);
         // No server ran on the day before, and the day of the blackout is nearly over: 1 380 due times in the blackout.
-        let firing = round(&mut timed, at(47 * HOUR));
+        let firing = round(&mut compiled, at(47 * HOUR));
         let latest: Vec<i64> = (1..=fired).rev().map(|n| 24 * HOUR - n * MINUTE).collect();
         assert_eq!(due_times(&firing), latest, "{misfire:?}");
         assert_eq!(outcomes(&firing, TickOutcome::Skipped), 23 * 60 + 1, "{misfire:?}");
         assert_eq!(outcomes(&firing, TickOutcome::Missed), (24 * 60 - 1 - fired).unsigned_abs(), "{misfire:?}");
         assert!(firing.ticks.len() <= 50 + 101 + 101, "{} records", firing.ticks.len());
-        assert_eq!(timed.schedule.next_at, Some(at(48 * HOUR)));
+        assert_eq!(compiled.schedule.next_at, Some(at(48 * HOUR)));
     }
 }
 
@@ -189,11 +193,11 @@ fn overlap_depends_on_the_state_of_earlier_jobs() {
         for one in every_state() {
             for other in every_state() {
                 let case = format!("{overlap:?}, one job {one:?}, the one that waited for it {other:?}");
-                let mut timed = create(ScheduleSpec { overlap, ..spec(MINUTE) });
-                timed.schedule.recent = vec![first, second];
-                timed.schedule.queued = Some(second);
-                let decision = decide(&timed, at(MINUTE));
-                let firing = fire(&mut timed, decision, &states([(first, one), (second, other)]), at(MINUTE));
+                let mut compiled = create(ScheduleSpec { overlap, ..spec(MINUTE) });
+                compiled.schedule.recent = vec![first, second];
+                compiled.schedule.queued = Some(second);
+                let decision = decide(&compiled, at(MINUTE));
+                let firing = fire(&mut compiled, decision, &states([(first, one), (second, other)]), at(MINUTE));
 
                 let is_unfinished = |state: Option<JobState>| state.is_some_and(|state| !state.is_terminal());
                 let both = [(first, one), (second, other)].into_iter();
@@ -215,7 +219,7 @@ fn overlap_depends_on_the_state_of_earlier_jobs() {
                 assert_eq!(firing.cancels, cancelled, "{case}");
                 if overlap != Overlap::Allow {
                     let expected: Vec<JobId> = unfinished.into_iter().chain(job.map(|job| job.id)).collect();
-                    assert_eq!(timed.schedule.recent, expected, "{case}");
+                    assert_eq!(compiled.schedule.recent, expected, "{case}");
                 }
             }
         }
@@ -230,8 +234,8 @@ fn each_overlap_treats_due_times_processed_together_as_documented() {
         (Overlap::QueueOne, vec![MINUTE, 2 * MINUTE]),
         (Overlap::CancelPrevious, vec![3 * MINUTE]),
     ] {
-        let mut timed = create(ScheduleSpec { overlap, misfire: Misfire::CatchUp, ..spec(MINUTE) });
-        let firing = round(&mut timed, at(3 * MINUTE));
+        let mut compiled = create(ScheduleSpec { overlap, misfire: Misfire::CatchUp, ..spec(MINUTE) });
+        let firing = round(&mut compiled, at(3 * MINUTE));
         assert_eq!(due_times(&firing), expected, "{overlap:?}");
         assert_eq!(firing.ticks.len(), 3, "{overlap:?}");
     }
@@ -239,27 +243,32 @@ fn each_overlap_treats_due_times_processed_together_as_documented() {
 
 #[test]
 fn a_triggered_job_counts_as_an_unfinished_job() {
-    let mut timed = create(ScheduleSpec { overlap: Overlap::CancelPrevious, ..spec(MINUTE) });
-    let unfinished = round(&mut timed, at(MINUTE)).jobs[0].id;
-    let (triggered, tick) = timed.trigger(at(MINUTE + 5));
+    let mut compiled = create(ScheduleSpec { overlap: Overlap::CancelPrevious, ..spec(MINUTE) });
+    let unfinished = round(&mut compiled, at(MINUTE)).jobs[0].id;
+    let (triggered, tick) = compiled.trigger(at(MINUTE + 5));
     assert_eq!((tick.outcome, tick.job_id), (TickOutcome::Triggered, Some(triggered.id)));
-    assert_eq!((timed.schedule.runs, timed.schedule.next_at), (1, Some(at(2 * MINUTE))), "the next due time stays");
+    assert_eq!(
+        (compiled.schedule.runs, compiled.schedule.next_at),
+        (1, Some(at(2 * MINUTE))),
+        "the next due time stays"
+    );
 
     let running = Some(JobState::Processing);
-    let decision = decide(&timed, at(2 * MINUTE));
-    let firing = fire(&mut timed, decision, &states([(unfinished, running), (triggered.id, running)]), at(2 * MINUTE));
+    let decision = decide(&compiled, at(2 * MINUTE));
+    let firing =
+        fire(&mut compiled, decision, &states([(unfinished, running), (triggered.id, running)]), at(2 * MINUTE));
     assert_eq!(firing.cancels, [unfinished, triggered.id]);
     assert_eq!(firing.jobs[0].options.depends_on, [unfinished, triggered.id]);
 }
 
 #[test]
 fn only_the_latest_jobs_are_remembered() {
-    let mut timed = create(spec(MINUTE));
+    let mut compiled = create(spec(MINUTE));
     for n in 0..200 {
-        timed.trigger(at(n));
+        compiled.trigger(at(n));
     }
-    assert_eq!(timed.schedule.recent.len(), 50);
-    assert_eq!(timed.schedule.recent.last().copied(), timed.schedule.last_job);
+    assert_eq!(compiled.schedule.recent.len(), 50);
+    assert_eq!(compiled.schedule.recent.last().copied(), compiled.schedule.last_job);
 }
 
 #[test]
@@ -286,9 +295,9 @@ fn a_preview_notes_runs_that_daylight_saving_skips() {
 #[test]
 fn the_jitter_of_a_due_time_is_constant_and_within_its_bound() {
     let times = |id: crate::ScheduleId, jitter_ms: u64| -> Vec<i64> {
-        let mut timed = create(ScheduleSpec { jitter_ms, misfire: Misfire::CatchUp, ..spec(MINUTE) });
-        timed.schedule.id = id;
-        let firing = round(&mut timed, at(100 * MINUTE));
+        let mut compiled = create(ScheduleSpec { jitter_ms, misfire: Misfire::CatchUp, ..spec(MINUTE) });
+        compiled.schedule.id = id;
+        let firing = round(&mut compiled, at(100 * MINUTE));
         let shift = |job: &crate::NewJob| {
             let options = &job.options;
             options.scheduled_at.expect("a time").ms_since(options.schedule_due.expect("a due time"))
@@ -314,14 +323,14 @@ fn a_job_has_the_fields_of_its_template_and_its_due_time() {
         payload: r#"{"n":"{{run}}","before":"{{previous.unix}}"}"#.into(),
         options: crate::JobOptions { webhook_url: Some("https://x.example/".into()), ..Default::default() },
     };
-    let mut timed = create(ScheduleSpec { misfire: Misfire::CatchUp, ..spec });
-    let jobs = round(&mut timed, at(2 * MINUTE)).jobs;
+    let mut compiled = create(ScheduleSpec { misfire: Misfire::CatchUp, ..spec });
+    let jobs = round(&mut compiled, at(2 * MINUTE)).jobs;
     let before = at(MINUTE).as_ms() / 1_000;
     assert_eq!(jobs[0].payload, r#"{"n":1,"before":null}"#);
     assert_eq!(jobs[1].payload, format!(r#"{{"n":2,"before":{before}}}"#));
     assert_eq!((jobs[1].kind.as_str(), jobs[1].queue.as_str()), ("report", "slow"));
     assert_eq!(jobs[1].priority, crate::Priority::High);
     assert_eq!(jobs[1].options.webhook_url.as_deref(), Some("https://x.example/"));
-    assert_eq!(jobs[1].options.schedule_id, Some(timed.schedule.id.to_string()));
+    assert_eq!(jobs[1].options.schedule_id, Some(compiled.schedule.id.to_string()));
     assert_eq!(jobs[1].options.schedule_due, Some(at(2 * MINUTE)));
 }

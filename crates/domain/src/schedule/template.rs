@@ -1,8 +1,7 @@
 //! Fills in the placeholders of a schedule's payload: `{{due}}`, `{{run}}` and so on, inside JSON strings.
 //!
 //! A string that consists of one placeholder with a numeric value (`"{{due.ms}}"`) becomes that number. An unknown name is
-//! rejected when the schedule is created, and not discovered at its first due time. Braces without a name, such as `{{#if}}`,
-//! stay as they are.
+//! rejected when the schedule is created, not at its first due time. Braces without a name, such as `{{#if}}`, stay as they are.
 
 use super::CompiledTiming;
 use crate::{ScheduleId, Timestamp};
@@ -29,7 +28,7 @@ enum Value {
     Null,
 }
 
-/// Maximum number of placeholders in a payload: their values may be longer than they are.
+/// Maximum number of placeholders in a payload. There is one because a value may be longer than its placeholder.
 const MAX_PLACEHOLDERS: usize = 100;
 /// Maximum number of unknown placeholders that are reported.
 const MAX_LISTED: usize = 10;

@@ -41,7 +41,7 @@ pub struct Timing {
     pub except: Vec<String>,
 }
 
-/// Treatment of local times that the clocks skip.
+/// What happens to local times that the clocks skip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DstGap {
@@ -50,7 +50,7 @@ pub enum DstGap {
     Skip,
 }
 
-/// Treatment of local times that occur twice.
+/// What happens to local times that occur twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DstOverlap {
@@ -195,7 +195,7 @@ pub struct Backlog {
 pub struct EarlierTicks {
     pub first: Timestamp,
     pub last: Timestamp,
-    /// `None`: more than 5 000, which are not counted.
+    /// `None`: a cron expression has more than 5 000, which are not counted.
     pub count: Option<u64>,
 }
 

@@ -147,7 +147,11 @@ fn an_interval_without_start_counts_from_its_anchor() {
     let expected = ["2026-01-01T00:01:30+00:00", "2026-01-01T00:03:00+00:00", "2026-01-01T00:04:30+00:00"];
     assert_eq!(due(&compiled, ANCHOR, 3), expected);
     assert_eq!(due(&compiled, "2020-01-01T00:00:00Z", 1), expected[..1], "nothing is due before the first one");
-    assert_eq!(due(&compiled, "2026-01-01T00:03:00Z", 1), expected[2..], "the time asked for is not its own next");
+    assert_eq!(
+        due(&compiled, "2026-01-01T00:03:00Z", 1),
+        expected[2..],
+        "the next due time is later than the given time"
+    );
     let years = due(&compiled, "2036-01-01T00:00:00.001Z", 1);
     assert_eq!(years, ["2036-01-01T00:01:30+00:00"], "no drift in ten years");
 }
@@ -164,7 +168,7 @@ fn an_interval_with_a_start_is_first_due_at_it() {
     assert_eq!(
         due(&compile(&timing), ANCHOR, 9),
         expected,
-        "elapsed time, whatever the clocks do; the end is the last"
+        "intervals count elapsed time, also over a clock change, and the end is inclusive"
     );
 }
 

@@ -57,7 +57,7 @@ impl LlmConfig {
     fn redact(&self, mut text: String) -> String {
         for value in self.headers.values().filter_map(|value| value.to_str().ok()) {
             let secret = value.rsplit(' ').next().unwrap_or(value);
-            // A short value is not a secret, and its letters are in any text.
+            // A short value is not a secret, and could occur in any text by chance.
             for part in [value, secret].into_iter().filter(|part| part.len() >= 6) {
                 text = text.replace(part, "…");
             }
@@ -83,7 +83,7 @@ struct Request {
     prompt: String,
     #[serde(default)]
     system: Option<String>,
-    /// Another model than the configured one.
+    /// The model to use instead of the configured one.
     #[serde(default)]
     model: Option<String>,
     #[serde(default)]
@@ -104,7 +104,7 @@ const EXPECTED: &str = r#"{"prompt": "…", "system": "…", "model": "…", "ma
 /// Name of the step that keeps the answer.
 const ANSWER_STEP: &str = "answer";
 
-/// Delays before the attempts after a failed one. The last repeats.
+/// Delays before the first and the second retry. Every later retry waits as long as the second.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(30)];
 
 /// Longest delay that a server may ask for.
@@ -174,7 +174,7 @@ impl LlmCaller {
     }
 }
 
-/// Reserves tokens of today's budget, if there is one. Returns when.
+/// Reserves tokens of today's budget, if there is one. Returns the time of the reservation, which identifies its day.
 async fn reserve(context: &Context<'_>, config: &LlmConfig, tokens: u64) -> Result<Option<Timestamp>, Failure> {
     let Some(limit) = config.daily_tokens else { return Ok(None) };
     let now = Timestamp::now();
@@ -221,7 +221,7 @@ async fn settle(context: &Context<'_>, reserved_at: Option<Timestamp>, reserved:
     }
 }
 
-/// Sets when a failed call is repeated: not before the server asks for it, nor before the delay of this retry.
+/// Sets when a failed call is repeated: after the delay that the server asks for, or that of this retry, whichever is longer.
 fn with_delay(failure: Failure, retry_count: u32) -> Failure {
     if !failure.retryable {
         return failure;

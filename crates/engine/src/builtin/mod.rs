@@ -50,7 +50,7 @@ pub fn kinds(config: &EngineConfig) -> HashSet<&'static str> {
     kinds
 }
 
-/// Returns how the operator lets the built-in worker run this type, if it is disabled.
+/// Returns how the operator can enable this type in the built-in worker, if it is disabled.
 pub fn how_to_allow(kind: &str, config: &EngineConfig) -> Option<&'static str> {
     let is_disabled = kind == shell::KIND && !config.is_shell_allowed;
     is_disabled

@@ -1,4 +1,4 @@
-//! The built-in worker's record among the workers. It has the same life cycle as that of any other worker.
+//! The record of the built-in worker in the list of workers. It has the same life cycle as the record of any other worker.
 
 use faena_domain::{
     SecretText, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView,

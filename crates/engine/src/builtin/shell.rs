@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
 
 use faena_domain::Failure;
-use faena_process::{Folder, ProcessEnd, Program, Running};
+use faena_process::{Folder, ProcessEnd, Program, RunningProgram};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use uuid::Uuid;
@@ -95,8 +95,8 @@ fn program(context: &Context<'_>, command: Command) -> Result<Program, Failure> 
 }
 
 /// Reads the outputs of a program until none of its processes is left.
-async fn capture(running: Running, config: &EngineConfig) -> (ProcessEnd, Output) {
-    let Running { stdout: out, stderr: err, control: _killed_on_drop, mut end, .. } = running;
+async fn capture(running: RunningProgram, config: &EngineConfig) -> (ProcessEnd, Output) {
+    let RunningProgram { stdout: out, stderr: err, control: _killed_on_drop, mut end, .. } = running;
     let (mut stdout, mut stderr) = (Captured::new(config), Captured::new(config));
     let end = {
         let outputs = async { tokio::join!(stdout.add(out), stderr.add(err)) };

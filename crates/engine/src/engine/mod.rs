@@ -49,7 +49,7 @@ pub use jobs::CancelResult;
 pub struct Engine {
     pub store: Arc<dyn Store>,
     pub config: EngineConfig,
-    /// Announces changes of jobs inside this process.
+    /// Announces job changes inside this process.
     pub bus: Bus,
     pub(crate) wakeups: Wakeups,
     pub(crate) node: NodeState,
@@ -110,6 +110,18 @@ pub(crate) struct LocalWorkers {
     pub pools: Pools,
 }
 
+impl LocalWorkers {
+    fn new(worker: Arc<BuiltInWorker>, drain: CancellationToken, config: &EngineConfig) -> LocalWorkers {
+        LocalWorkers {
+            record: BuiltInRecord::default(),
+            worker,
+            slots: TaskTracker::new(),
+            drain,
+            pools: Pools::new(&config.pools),
+        }
+    }
+}
+
 /// State of the guardian of this node.
 pub struct Guardian {
     /// How often it had to act.
@@ -117,6 +129,16 @@ pub struct Guardian {
     pub(crate) due_checks: guardian::DueChecks,
     /// When it next checks the jobs of connected workers, in milliseconds.
     pub(crate) next_check_at: AtomicI64,
+}
+
+impl Guardian {
+    fn new() -> Guardian {
+        Guardian {
+            actions: guardian::ActionCounts::default(),
+            due_checks: guardian::DueChecks::default(),
+            next_check_at: AtomicI64::new(i64::MAX),
+        }
+    }
 }
 
 /// Everything that leaves Faena when something happens: event streams, sinks, webhooks.
@@ -233,20 +255,10 @@ impl Engine {
             dispatch: Dispatch { lanes, in_flight, dispatcher, unhandled: UnhandledTypes::default() },
             queue,
             reports: Reports { handler, reporter },
-            local: LocalWorkers {
-                record: BuiltInRecord::default(),
-                worker,
-                slots: TaskTracker::new(),
-                drain,
-                pools: Pools::new(&config.pools),
-            },
+            local: LocalWorkers::new(worker, drain, &config),
             schedules: Arc::default(),
             task_timer: tasks::TaskTimer::default(),
-            guardian: Guardian {
-                actions: guardian::ActionCounts::default(),
-                due_checks: guardian::DueChecks::default(),
-                next_check_at: AtomicI64::new(i64::MAX),
-            },
+            guardian: Guardian::new(),
             throughput: Throughput::default(),
             poller: PollHistory::default(),
             measures,

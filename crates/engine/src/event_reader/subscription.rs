@@ -90,7 +90,7 @@ pub struct Subscription {
     queue: VecDeque<StreamItem>,
     /// Gaps up to here were reported or are not to be reported.
     gaps_up_to: EventPosition,
-    /// Position after the last gap: behind it, or at the first event in it that is kept.
+    /// Position after the last gap: its end, or the first event in it that is kept.
     after_gap: EventPosition,
     /// The next events have to be read from the store.
     is_behind: bool,

@@ -1,4 +1,4 @@
-//! Delivers messages of a broker to tasks, as events.
+//! Delivers messages from a broker to tasks, as events.
 //!
 //! All events of a round are applied in one call, in the order of their arrival. A task recognises an event that arrives again
 //! by its id. A message that starts a task creates it in the transaction that records the message, so that its redelivery
@@ -16,12 +16,12 @@ use faena_store::{NewTask, Store, TaskAnswer, TaskInput};
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
 
-use super::{CONCURRENT_SUBMITS, Inbox, Outcome, Stopped, storable_id};
+use super::{CONCURRENT_SUBMITS, DeliveryOutcome, Inbox, Stopped, storable_id};
 
 /// How messages become events of tasks.
 #[derive(Clone, Debug, Default)]
 pub struct TaskEvents {
-    /// The machine whose start event creates a task, if it names none.
+    /// The machine whose start event creates a task, if the message names no task.
     pub machine: Option<String>,
     /// Prefix of a message's subject. The type of the event follows it.
     pub subject_prefix: String,
@@ -43,7 +43,7 @@ pub struct TaskCounts {
 /// Longest correlation id of a task, in characters.
 const MAX_CORRELATION: usize = 200;
 
-/// A message that was read.
+/// A message that could be parsed.
 enum Received {
     Event(TaskInput),
     /// Without a task: it may start one.
@@ -86,7 +86,7 @@ impl Inbox {
         rule: &TaskEvents,
         messages: Vec<Delivery>,
         now: Timestamp,
-    ) -> Vec<Outcome> {
+    ) -> Vec<DeliveryOutcome> {
         let (mut events, mut inputs, mut starts, mut decided) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for message in messages {
             match self.read_event(rule, &message, now) {
@@ -137,8 +137,7 @@ impl Inbox {
         Ok(Received::Event(TaskInput { task, input: Input::Event(event) }))
     }
 
-    /// Creates the tasks of messages that name none. A machine that is not registered yet may be registered any moment, so
-    /// these messages wait.
+    /// Creates the tasks of messages that name none. If the machine is not registered, the messages wait until it is.
     async fn create_tasks(
         &self,
         store: &dyn Store,
@@ -244,14 +243,14 @@ impl Inbox {
         }
     }
 
-    async fn settle(&self, message: Delivery, action: MessageAction) -> Outcome {
+    async fn settle(&self, message: Delivery, action: MessageAction) -> DeliveryOutcome {
         match action {
             MessageAction::Acknowledge(effect) => {
                 self.counter(effect).fetch_add(1, Ordering::Relaxed);
                 self.acknowledge(message).await
             }
             MessageAction::Reject(reason) => self.reject(message, &reason).await,
-            MessageAction::Defer(stopped) => Outcome::Deferred(Box::new(message), stopped),
+            MessageAction::Defer(stopped) => DeliveryOutcome::Deferred(Box::new(message), stopped),
         }
     }
 }

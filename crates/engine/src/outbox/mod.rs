@@ -29,7 +29,8 @@ pub use webhook_sink::{WebhookSink, WebhookSinkOptions};
 
 #[derive(Clone, Debug)]
 pub struct OutboxConfig {
-    /// How long events are kept, whether sent or not matched by any sink. They can be republished for this time.
+    /// How long events are kept after they occurred; those that wait for a sink are kept longer. Until then they can be
+    /// republished.
     pub keep: Duration,
     /// The `source` attribute of events.
     pub source: String,

@@ -75,9 +75,9 @@ impl fmt::Debug for DatabaseUrl {
 pub struct Source {
     pub name: String,
     pub wakeup: Arc<Notify>,
-    /// Rows of this node that the sink confirmed.
+    /// Rows that this node published and the sink confirmed.
     pub sent: AtomicU64,
-    /// Rows of this node that were rejected.
+    /// Rows that this node published and the sink rejected.
     pub rejected: AtomicU64,
     /// Jobs that this node stored.
     pub jobs: AtomicU64,

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use faena_domain::SecretText;
-use faena_process::{Folder, ProcessEnd, Program, Running, RunningControl};
+use faena_process::{Folder, ProcessEnd, Program, RunningControl, RunningProgram};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -38,7 +38,8 @@ impl Process {
             folder: pool.cwd.as_ref().map_or(Folder::Inherited, |cwd| Folder::Given(cwd.into())),
             input: None,
         };
-        let Running { stdout, stderr, control, mut end, .. } = faena_process::start(config.guard.as_deref(), program)?;
+        let RunningProgram { stdout, stderr, control, mut end, .. } =
+            faena_process::start(config.guard.as_deref(), program)?;
         let labels = OutputLabels { pool: pool.name.as_str().into(), worker: worker.key.as_str().into() };
         let output = tokio::spawn(async move {
             tokio::join!(log_lines(stdout, "stdout", labels.clone()), log_lines(stderr, "stderr", labels));

@@ -132,7 +132,7 @@ impl JobQueue {
     pub(crate) async fn check(&self, store: &dyn Store, now: Timestamp) -> Result<(), EngineError> {
         let Some(redis) = &self.redis else { return Ok(()) };
         let lanes: Vec<i32> = store.lanes().await?.iter().map(|lane| lane.id).collect();
-        match redis.redis.begin(&lanes, now.as_ms()).await {
+        match redis.redis.prepare(&lanes, now.as_ms()).await {
             Ok(_) => Ok(()),
             Err(error) if redis.fallback => {
                 tracing::warn!(%error, "queue in Redis not available, the database dispatches");
@@ -217,7 +217,7 @@ impl RedisDispatch {
     }
 }
 
-/// Returns the offset that a priority adds to a score. It is that of the task scheduler service, in every order of a
+/// Returns the offset that a priority adds to a score. It is the offset of the task scheduler service, also in a strict
 /// queue.
 fn offset(priority: Priority) -> i64 {
     ClaimOrder::Aging.score(priority, Timestamp::from_ms(0))

@@ -53,9 +53,9 @@ impl RedisDispatch {
         numbers: &[LaneId],
         now: Timestamp,
     ) -> Result<Round, EngineError> {
-        let began = self.redis.begin(numbers, now.as_ms()).await?;
+        let prepared = self.redis.prepare(numbers, now.as_ms()).await?;
         let connection = self.redis.connections();
-        if began.had_foreign_keys {
+        if prepared.had_foreign_keys {
             tracing::error!(
                 "keys of the queue in Redis had values of another program and were deleted, set another queue.prefix"
             );
@@ -63,8 +63,10 @@ impl RedisDispatch {
         let is_new = self.compared_connection.swap(connection, Ordering::AcqRel) != connection;
         let is_requested = self.must_compare.swap(false, Ordering::AcqRel);
         let interval = engine.config.guardian_interval;
-        let must_fill = began.must_fill || is_new || is_requested;
-        if !must_fill && !self.redis.lead(engine.node_id().0, interval.min(Duration::from_secs(60))).await? {
+        let must_fill = prepared.must_fill || is_new || is_requested;
+        if !must_fill
+            && !self.redis.become_reconciler(engine.node_id().0, interval.min(Duration::from_secs(60))).await?
+        {
             return Ok(Round::default());
         }
         let counts = engine.store.counts().await?;
@@ -79,7 +81,7 @@ impl RedisDispatch {
         let Comparison { drift, filled, .. } = comparison;
         self.measures.last_drift.store(drift, Ordering::Relaxed);
         self.measures.repaired.fetch_add(drift, Ordering::Relaxed);
-        if began.must_fill {
+        if prepared.must_fill {
             self.measures.fills.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(entries = drift, "queue in Redis was empty and is filled from the database");
         } else if drift >= NOTABLE_DRIFT {
@@ -208,7 +210,8 @@ impl Comparison<'_> {
                 let id = parse(member);
                 match (set, id.and_then(|id| locations.get(&id).copied())) {
                     (QueueSet::Lane(lane), Some(QueueLocation::Ready { lane: actual, .. })) if lane == actual => {}
-                    // Its lane was compared before, or a client has added it: then its lane gets it.
+                    // The job is ready, so the entry belongs here. If the set of its lane lacks it, as when another program
+                    // has added it here, it is added there too.
                     (QueueSet::Priority, Some(QueueLocation::Ready { lane, ready_at })) => {
                         misplaced.extend(id.zip(self.engine.dispatch.lanes.lane(lane)).map(|(id, known)| {
                             Move::Put(ReadyEntry { id: id.0, lane, score: score(&known, ready_at) })
@@ -340,7 +343,7 @@ fn has_too_many(stored: u64, known: u64, new: u64) -> bool {
 /// Returns by how many entries the two counts of a lane may differ.
 ///
 /// They are not taken at the same moment, so those of a busy long lane differ. Reading the lane each time would cost
-/// more than an entry that is repaired only when the lane is shorter.
+/// more than a wrong entry that stays until the lane is shorter.
 fn tolerance(entries: u64) -> u64 {
     if entries >= LONG_LANE { LONG_LANE / 4 } else { 0 }
 }

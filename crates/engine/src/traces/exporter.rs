@@ -55,7 +55,7 @@ pub struct Exporter {
     collector: Collector,
     client: Client,
     queue: Mutex<VecDeque<Span>>,
-    /// The batch that is being sent, and what its failures say about the next attempt.
+    /// The batch that is being sent, its failures, and the time of its next attempt.
     state: Mutex<State>,
     /// Notified when a batch is full.
     pub(crate) wakeup: Arc<Notify>,

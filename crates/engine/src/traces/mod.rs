@@ -45,7 +45,7 @@ const MAX_RETRIED: usize = 1_000;
 #[derive(Clone, Debug)]
 pub struct TraceConfig {
     pub collector: Collector,
-    /// Share of the traces that begin here and are recorded, from 0 to 1. The sampled flag of a caller's trace context takes precedence.
+    /// Share of the traces beginning here that are recorded, from 0 to 1. The sampled flag of a caller's trace context takes precedence.
     pub sample_ratio: f64,
 }
 

@@ -8,7 +8,7 @@ use faena_store::{Lane, RunEnd, RunOutcome};
 use super::{JobContext, Span, SpanKind, TraceContext, Tracer, nanoseconds, run_span_id, span_id};
 use crate::in_flight::InFlightJob;
 
-/// What the spans of a run need beyond its end.
+/// Data for the spans of a run, in addition to its [`RunEnd`].
 pub(crate) struct RunTrace {
     pub id: JobId,
     run: Run,

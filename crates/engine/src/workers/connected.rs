@@ -352,7 +352,7 @@ impl ConnectedWorker {
         self.concurrency.saturating_sub(status.in_flight.len() + status.stopping.len())
     }
 
-    /// Returns up to `count` jobs that were sent and never acknowledged, the oldest first.
+    /// Returns up to `count` jobs that were sent and never acknowledged, oldest first.
     ///
     /// Called if the worker reports more free slots than this node knows of: the delivery of these jobs was lost.
     pub fn unacknowledged(&self, count: usize) -> Vec<Arc<InFlightJob>> {

@@ -21,7 +21,7 @@ impl Engine {
         guard
     }
 
-    /// Sends jobs again whose delivery was lost.
+    /// Resends jobs whose delivery was lost.
     pub async fn redeliver(&self, worker: &Arc<ConnectedWorker>, jobs: Vec<Arc<InFlightJob>>, now: Timestamp) {
         self.deliver(vec![(worker.clone(), jobs)], now).await;
     }
@@ -85,7 +85,8 @@ impl Engine {
         Ok(steps)
     }
 
-    /// Returns the delivery of a job, unless it has expired, was cancelled, or its lane is unknown; then ends it.
+    /// Returns the delivery of a job. Ends the run and returns `None` if the job has expired or was cancelled, or its lane is
+    /// unknown.
     fn delivery(
         &self,
         worker: &Arc<ConnectedWorker>,

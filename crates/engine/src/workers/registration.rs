@@ -420,7 +420,7 @@ impl Engine {
         let end = WorkerEnd::Left { reason: reason.into() };
         if let Err(error) = self.end_worker(worker, end, reason, now).await {
             // The guardian ends it when its grace period is over.
-            tracing::warn!(worker = worker.key, %error, "worker not deregistered, its grace period has to end first");
+            tracing::warn!(worker = worker.key, %error, "worker not deregistered, it is removed after its grace period");
             worker.status.lock().disconnected_at = Some(now);
             self.wakeups.deadline_changed();
         }

@@ -1,4 +1,4 @@
-//! Status of a connected worker, and the changes of it that are not stored yet.
+//! Status of a connected worker, and its changes that are not stored yet.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
 pub(crate) struct WorkerStatus {
     pub state: WorkerState,
     pub in_flight: HashMap<JobId, Arc<InFlightJob>>,
-    /// Runs that have ended here while their handler was asked to stop and has not confirmed it. Each occupies a slot.
+    /// Runs that this server has ended, but whose handler has not confirmed that it stopped. Each occupies a slot.
     pub stopping: HashMap<JobId, Stopping>,
     pub breaker: Breaker,
     pub seen_at: Timestamp,
@@ -89,7 +89,7 @@ impl WorkerStatus {
         (self.state, self.since)
     }
 
-    /// Continues the state of an earlier connection, or measures the state that has ended with it.
+    /// Takes over the beginning of a state that an earlier connection was in too. Otherwise measures how long that state lasted.
     pub fn continue_state(&mut self, (state, since): (WorkerState, Timestamp)) {
         if state == self.state {
             self.since = since;

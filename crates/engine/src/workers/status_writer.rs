@@ -11,7 +11,7 @@ use faena_store::{Store, StoreError, WorkerUpdate};
 use super::{CloseReason, ConnectedWorker, Workers};
 use crate::{Round, in_flight::InFlight};
 
-/// How long changes are collected before the next are stored.
+/// How long changes are collected before they are stored together.
 pub const BATCH_WINDOW: Duration = Duration::from_millis(250);
 const BATCH: usize = 1_000;
 

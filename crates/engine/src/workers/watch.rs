@@ -153,12 +153,12 @@ impl Engine {
     }
 }
 
-/// Returns why a job times out that ran for too long.
+/// Returns the error of a job that ran for too long.
 pub(crate) fn timed_out(limit: Duration) -> String {
     format!("took longer than its limit of {limit:?}")
 }
 
-/// Returns why a job times out whose worker never connected.
+/// Returns the error of a job whose worker never connected.
 pub(crate) fn not_connected(worker: &str, limit: Duration) -> String {
     format!("the process of worker {worker} did not connect within {limit:?}")
 }

@@ -265,7 +265,7 @@ async fn the_number_of_subscribers_is_limited() {
 async fn events_of_one_node_are_delivered_on_another_on_postgres() {
     let (store, position) = open_postgres().await;
     let watching = Fixture::over((store, position), EngineConfig::default()).await;
-    let other = crate::fixture::beside(&watching).await;
+    let other = crate::fixture::open_for_another_node(&watching).await;
     let working = Engine::start(other.clone(), EngineConfig::default()).await.unwrap();
     let mut watcher = everything(&watching.engine).await;
     let mut positions = Vec::new();

@@ -88,8 +88,8 @@ impl TestDatabase {
     }
 }
 
-/// Opens the same PostgreSQL database for another server.
-pub async fn opened_beside(database: &TestDatabase) -> Arc<dyn Store> {
+/// Opens the same PostgreSQL database for another node.
+pub async fn open_database_for_another_node(database: &TestDatabase) -> Arc<dyn Store> {
     let TestDatabase::Postgres(name) = database else { panic!("a file is opened by one at a time") };
     let server = postgres_server();
     let (base, _) = server.rsplit_once('/').unwrap();
@@ -103,7 +103,7 @@ pub async fn cut_connections(database: &TestDatabase) {
 }
 
 /// Opens the same PostgreSQL database for another node.
-pub async fn beside(fixture: &Fixture) -> Arc<dyn Store> {
+pub async fn open_for_another_node(fixture: &Fixture) -> Arc<dyn Store> {
     open(&address(fixture)).await
 }
 

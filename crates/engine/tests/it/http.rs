@@ -124,7 +124,7 @@ async fn a_text_body_is_sent_unchanged_and_json_as_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_expected_status_decides_about_success() {
+async fn the_expected_status_decides_whether_a_call_succeeds() {
     let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
     let call =
         |path: &str, expected: Value| request(json!({"url": format!("{}{path}", far.url), "expectStatus": expected}));
@@ -235,7 +235,7 @@ async fn an_error_does_not_contain_the_secrets_of_its_url() {
     let fixture = Fixture::with(allowed()).await;
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let job = fixture.ends(request(json!({"url": format!("http://{free}/?token=s3cret")})), JobState::Failed).await;
-    assert!(error(&job).contains("Connection refused"), "{}", error(&job));
+    assert!(error(&job).contains("connection refused"), "{}", error(&job));
     assert!(!error(&job).contains("s3cret"));
 }
 

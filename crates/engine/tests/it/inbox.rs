@@ -1,4 +1,4 @@
-//! Inboxes: messages of a broker become jobs.
+//! Inboxes: messages from a broker become jobs.
 
 use std::sync::{Arc, atomic::Ordering};
 

@@ -1,4 +1,4 @@
-//! `llm.chat` against a real server on loopback that speaks the format of OpenAI's chat completions.
+//! `llm.chat` against a real server on loopback with an OpenAI-compatible chat completions API.
 
 use std::{sync::Arc, time::Duration};
 
@@ -115,7 +115,11 @@ async fn the_answer_is_the_result_and_a_step_of_the_job() {
     let call = &model.calls()[0];
     assert_eq!((&call["path"], &call["key"]), (&json!("/v1/chat/completions"), &json!(format!("Bearer {KEY}"))));
     let messages = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "why?"}]);
-    assert_eq!(call["body"], json!({"model": "small", "messages": messages, "max_tokens": 4_096}), "the limit counts");
+    assert_eq!(
+        call["body"],
+        json!({"model": "small", "messages": messages, "max_tokens": 4_096}),
+        "the configured limit applies"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,7 +214,7 @@ async fn the_budget_of_a_day_is_never_exceeded() {
     assert_eq!(
         fixture.store.tokens_used(Timestamp::now()).await.unwrap(),
         61,
-        "an answer without figures counts in full"
+        "an answer without usage figures counts as all reserved tokens"
     );
 }
 
@@ -253,11 +257,7 @@ async fn a_task_that_has_used_its_tokens_continues_on_its_failure_edge() {
     let expected =
         format!("the budget of 70 tokens of task {id} is too small for this call of up to 55: 21 are used; raise");
     assert!(error.starts_with(&expected), "{error}");
-    assert_eq!(
-        store.tokens_used(Timestamp::now()).await.unwrap(),
-        21,
-        "the day counts what was used, and nothing else"
-    );
+    assert_eq!(store.tokens_used(Timestamp::now()).await.unwrap(), 21, "the daily budget counts the used tokens only");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,9 @@ use faena_store::Store;
 use futures_util::future::join_all;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use crate::fixture::{TestDatabase, cut_connections, open_postgres, open_sqlite, opened_beside, reopened};
+use crate::fixture::{
+    TestDatabase, cut_connections, open_database_for_another_node, open_postgres, open_sqlite, reopened,
+};
 
 const MINUTE: i64 = 60_000;
 const HOUR: i64 = 60 * MINUTE;
@@ -93,7 +95,10 @@ impl Simulation {
     async fn new(seed: u64, (store, database): (Arc<dyn Store>, TestDatabase), now: Timestamp) -> Simulation {
         let mut stores = vec![store];
         if matches!(database, TestDatabase::Postgres(_)) {
-            stores.extend([opened_beside(&database).await, opened_beside(&database).await]);
+            stores.extend([
+                open_database_for_another_node(&database).await,
+                open_database_for_another_node(&database).await,
+            ]);
         }
         let mut schedules = Vec::new();
         for case in cases() {
@@ -143,7 +148,7 @@ impl Simulation {
             if self.random.random_range(0..2) == 0 {
                 cut_connections(&database).await;
             }
-            let dead = std::mem::replace(&mut self.stores[victim], opened_beside(&database).await);
+            let dead = std::mem::replace(&mut self.stores[victim], open_database_for_another_node(&database).await);
             self.nodes[victim].engine = engine(self.stores[victim].clone(), self.now).await;
             // As the system closes the connections of a process that has ended.
             tokio::spawn(async move { dead.close().await });
@@ -180,7 +185,7 @@ impl Simulation {
                 return;
             }
         }
-        panic!("the schedules do not come to rest");
+        panic!("the schedules do not settle");
     }
 
     /// Checks that every due time is recorded once and that each fired one has exactly one job.

@@ -95,7 +95,7 @@ struct Simulation {
 fn config(redis_queue: Option<RedisQueueConfig>) -> EngineConfig {
     let mut config = EngineConfig { roles: Roles { worker: false, ..Roles::ALL }, ..EngineConfig::default() };
     if redis_queue.is_some() {
-        // Which server compares Redis with the database is decided for this long in real time.
+        // One server is chosen for this long, in real time, to compare Redis with the database.
         config.guardian_interval = Duration::from_millis(1);
     }
     EngineConfig { redis_queue, ..config }
@@ -470,7 +470,7 @@ impl Simulation {
                 assert!(self.now <= latest, "an orphan was missed (latest {latest}): {}", context());
                 continue;
             }
-            assert!(self.now >= earliest, "a job was touched early (earliest {earliest}): {}", context());
+            assert!(self.now >= earliest, "a job was recovered early (earliest {earliest}): {}", context());
             if job
                 .execution_log
                 .iter()

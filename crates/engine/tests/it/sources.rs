@@ -1,4 +1,4 @@
-//! Sources: rows of an application's outbox at a sink or as jobs, also during outages.
+//! Sources: rows of an application's outbox are published to a sink or become jobs, also during outages.
 
 pub mod application;
 mod jobs;

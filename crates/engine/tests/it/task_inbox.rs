@@ -1,4 +1,4 @@
-//! Inboxes of task events: messages of a broker reach tasks, each once.
+//! Inboxes for task events: messages from a broker reach their tasks exactly once.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     outbox::support::{Broker, required_variable},
 };
 
-/// Returns a message of the event `kind`, which is its routing key too.
+/// Returns a message with the event `kind`, which is also its routing key.
 fn sent(kind: &str, body: &Value) -> Sent {
     Sent { key: kind.into(), body: body.to_string().into_bytes(), ..Sent::default() }
 }

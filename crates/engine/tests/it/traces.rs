@@ -60,7 +60,7 @@ impl Fixture {
         }
     }
 
-    /// Runs a round so many milliseconds after the start. Returns the number of requests so far.
+    /// Runs a round this many milliseconds after the start. Returns the number of requests so far.
     async fn run_at(&self, after_ms: i64) -> usize {
         self.engine.run_loop("trace-exporter", self.start.plus_ms(after_ms)).await.unwrap();
         *self.requests.lock().unwrap()

@@ -117,7 +117,7 @@ async fn a_silent_worker_is_lost_at_its_deadline_and_not_before() {
     assert_eq!(
         report(&fixture, &worker, id, ReportKind::Complete { result: None }).await,
         Err(ErrorCode::Conflict),
-        "it has no run to name"
+        "the job is not in flight, and the report names no run"
     );
     assert_eq!(watch(&fixture, late.plus_ms(1)).await, 0, "it was removed");
 }

@@ -3,7 +3,7 @@
 //! The states form one column, in the order of the definition, the final ones last. An arrow to the state directly below is
 //! a straight line; every other arrow leaves its state at the side, runs in a lane beside the column, and arrives at the side:
 //! on the right downwards, on the left upwards. Its label is above its start, in a strip between the column and the
-//! lanes that no other line of that height crosses. So no label can overlap another label or a line.
+//! lanes that no other line crosses at that height. So no label can overlap another label or a line.
 //!
 //! Arrows to the same state share a lane and their end.
 
@@ -139,7 +139,7 @@ struct Sides {
     right_lanes: i32,
 }
 
-/// Returns the states in the order of their rows: each around its inner ones, the first ones first, the final ones last.
+/// Returns the states in the order of their rows: initial states first, final states last, each before the states inside it.
 fn frames(definition: &Definition) -> Vec<Frame> {
     let mut frames = Vec::with_capacity(definition.states.len());
     add_frames(definition, None, Some(definition.initial), 0, &mut frames);

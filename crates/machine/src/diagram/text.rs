@@ -1,4 +1,4 @@
-//! The width of text, without a font: never too small for the usual sans-serif fonts.
+//! Estimates the width of text without a font. The estimate is never too small for common sans-serif fonts.
 
 /// Size of the letters of all texts.
 pub(super) const FONT: f64 = 12.0;
@@ -18,7 +18,7 @@ pub(super) fn width(text: &str) -> f64 {
     text.chars().map(width_of).sum::<f64>() * FONT
 }
 
-/// Width of a character in parts of the font's size, with a reserve for wider fonts.
+/// Returns the width of a character as a fraction of the font's size, with a reserve for wider fonts.
 fn width_of(character: char) -> f64 {
     match character {
         'i' | 'j' | 'l' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' ' => 0.36,

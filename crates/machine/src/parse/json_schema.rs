@@ -113,7 +113,7 @@ impl<'a> Walk<'a> {
             ));
         };
         if self.open.contains(&reference) {
-            return Err(format!("\"$ref\" must not be circular; \"{}\" does", reference.escape_debug()));
+            return Err(format!("\"$ref\" must not be circular; \"{}\" is", reference.escape_debug()));
         }
         self.open.push(reference);
         let parts = self.parts(target, true)?;

@@ -17,7 +17,7 @@ use crate::{
 /// The type of job that calls a language model.
 pub const LLM_JOB: &str = "llm.chat";
 
-/// Maximum number of timers of one state, and of reminders of one approval. Each is a row for every task in the state.
+/// Maximum number of timers of one state, and of reminders of one approval. Every task in the state stores each of them.
 const MAX_TIMERS: usize = 50;
 
 /// Reads a list of actions.

@@ -21,7 +21,7 @@ pub(super) struct Findings {
 /// An event that a state mentions.
 pub(super) struct Mention {
     pub event: String,
-    /// Whether Faena's own events, such as `timer.NAME`, are allowed too.
+    /// Whether a state handles it. Only then may it be one of Faena's own events, such as `timer.NAME`.
     pub is_handled: bool,
     pub position: Position,
     pub path: String,
@@ -56,7 +56,7 @@ impl Findings {
             }
         }
         let fields = Fields { position: node.position, path: path.to_owned(), entries };
-        // What is not a map has no keys: that is one error, not one for each.
+        // A value that is not a map is reported once, not once for each missing key.
         let is_map = self.found.len() == before || matches!(node.value, NodeValue::Map(_));
         for key in known.keys.iter().filter(|key| is_map && key.is_required && fields.get(key.name).is_none()) {
             self.add(node.position, path, format!("\"{}\" is missing: {}", key.name, key.hint()));

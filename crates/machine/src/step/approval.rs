@@ -44,13 +44,13 @@ fn receivers(rule: &ApprovalRule, variables: &Variables) -> Result<Vec<String>, 
     Ok(urls)
 }
 
-/// Returns what is published about an approval. The URLs of receivers may contain secrets.
+/// Returns what is published about an approval: everything but the URLs of its receivers, which may contain secrets.
 pub(super) fn published(approval: &Approval) -> Value {
     json!(Approval { webhooks: Vec::new(), ..approval.clone() })
 }
 
 impl Run<'_> {
-    /// Opens the approval of a state that was entered now.
+    /// Opens the approval of a state that the task has just entered.
     pub(super) fn open_approval(&mut self, event: &Event, index: StateIndex) -> Result<(), String> {
         let state = &self.definition.states[index];
         let Some(rule) = &state.approval else { return Ok(()) };
@@ -136,11 +136,11 @@ impl Run<'_> {
                 false => reject(format!("{} has decided already, and differently", caller.actor)),
             };
         }
-        self.count(caller, approve, comment);
+        self.record_decision(caller, approve, comment);
         Ok((Outcome::Applied, None))
     }
 
-    fn count(&mut self, caller: &Caller, approve: bool, comment: Option<String>) {
+    fn record_decision(&mut self, caller: &Caller, approve: bool, comment: Option<String>) {
         let Some(approval) = &mut self.task.approval else { return };
         let Caller { actor, identity, .. } = caller.clone();
         let (at, comment) = (self.now, comment.clone());

@@ -20,7 +20,7 @@ impl<'a> Run<'a> {
     }
 
     /// Records that the sender is alive, and whether it made progress.
-    pub(super) fn seen(&mut self, event: &Event) {
+    pub(super) fn record_activity(&mut self, event: &Event) {
         self.task.last_seen = self.task.last_seen.max(self.now);
         let progress = self.definition.events.get(&event.kind).and_then(|kind| kind.progress.as_ref());
         let value = progress.and_then(|progress| progress.evaluate(&self.variables(event)).ok());
@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
         None
     }
 
-    /// Events of Faena itself have no policy: where no state handles one, it is ignored.
+    /// Applies the policy for an event that no state handles. Faena's own events have no policy and are ignored.
     fn unexpected(&mut self, event: &Event, reason: String) -> Answer {
         let Some(kind) = self.definition.events.get(&event.kind) else {
             self.record(event, Outcome::Ignored, None, Vec::new(), Some(reason.clone()));

@@ -29,13 +29,13 @@ use crate::{
 pub enum Input {
     /// An event from outside.
     Event(Event),
-    /// The end of a job that the task submitted since it entered its current state.
+    /// The end of a job, with the stay in a state that submitted it. It has no effect after that stay.
     JobEnded {
         state: String,
         epoch: u64,
         event: Event,
     },
-    /// A person decides about the open approval.
+    /// A caller decides about the open approval.
     Decision {
         caller: Caller,
         approve: bool,
@@ -98,7 +98,7 @@ pub fn create(
     start::first_step(definition, task, now)
 }
 
-/// Applies an input to a task. The task in the answer is the new one.
+/// Applies an input to a task. The result contains the task as it is afterwards.
 pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) -> Step {
     if let Input::Migrate(migration) = &input {
         return migration.apply(definition, task, now);
@@ -122,7 +122,7 @@ pub fn step(definition: &Definition, task: &Task, input: Input, now: Timestamp) 
     match run.apply(input) {
         Ok((outcome @ (Outcome::Rejected | Outcome::Forbidden), reason)) => unchanged(task, outcome, reason),
         Ok((outcome, reason)) => run.finish(outcome, reason),
-        // The sender can correct an event. Faena's own inputs have no sender, so the task ends where it is.
+        // The sender can correct an event. Faena's own inputs and cancellations must not be lost, so the task ends where it is.
         Err(error) if !is_internal => unchanged(task, Outcome::Rejected, Some(error)),
         Err(error) => {
             let mut run = Run::new(definition, task, now);
@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
         let answer = match input {
             Input::Event(event) if self.task.status == Status::Queued => self.keep_for_start(&event),
             Input::Event(event) => {
-                self.seen(&event);
+                self.record_activity(&event);
                 self.offer(&event)?
             }
             Input::JobEnded { state, epoch, event } => {

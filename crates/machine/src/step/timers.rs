@@ -13,7 +13,7 @@ use crate::{
 const ACTOR: &str = "system:tasks";
 
 impl Run<'_> {
-    /// Starts the timers of a state that was entered now.
+    /// Starts the timers of a state that the task has just entered.
     pub(super) fn start_timers(&mut self, index: StateIndex) {
         let state = &self.definition.states[index];
         let mut start = |kind: TimerKind, after_ms: i64| {

@@ -12,7 +12,7 @@ const MONITORED: &str = "EJECUTANDO_CODIGO.MONITOREANDO_EJECUCION";
 /// Makes a task leave its state.
 type Leave<'a> = &'a dyn Fn(&mut Trial<'_>);
 
-/// Brings a task to a state by the ordinary way.
+/// Brings a task to a state through the usual sequence of events.
 fn bring_to<'a>(definition: &'a faena_machine::Definition, state: &str) -> Trial<'a> {
     let mut trial = Trial::new(definition, request());
     let way: [(&str, Leave<'_>); 6] = [
@@ -173,7 +173,11 @@ fn only_an_explicit_no_skips_the_approval() {
     assert_eq!(trial.task.state(), "EJECUTANDO_CODIGO.INICIANDO");
     let approval = trial.last_payload("tarea.aprobar_plan");
     assert_eq!((&approval["planId"], &approval["plan"]), (&json!("p1"), &json!("x")));
-    assert_eq!(approval["repositorioOrigen"], request()["repositorioOrigen"], "the smith can start anywhere");
+    assert_eq!(
+        approval["repositorioOrigen"],
+        request()["repositorioOrigen"],
+        "the event names the repository, so that any smith can start on it"
+    );
 }
 
 #[test]
@@ -323,7 +327,7 @@ const STATES: [&str; 10] = [
     "CANCELADA",
 ];
 
-/// Brings a task to any state, also to one in which it has ended.
+/// Brings a task to any state, including the final ones.
 fn brought_to<'a>(definition: &'a faena_machine::Definition, state: &str) -> Trial<'a> {
     let (before, leave): (&str, Leave<'_>) = match state {
         "COMPLETADA" => ("PROBANDO_INTEGRACION", &|trial| {
@@ -348,7 +352,7 @@ fn brought_to<'a>(definition: &'a faena_machine::Definition, state: &str) -> Tri
 
 type Act = fn(&mut Trial<'_>) -> Outcome;
 
-/// What people and Faena itself do to a task, beside the events of the machine.
+/// What people and Faena itself can do to a task, in addition to the events of its machine.
 const OWN: [(&str, Act); 8] = [
     ("approve", |trial| trial.decide("key:bob", &[], true).outcome),
     ("deny", |trial| trial.decide("key:bob", &[], false).outcome),
@@ -363,7 +367,7 @@ const OWN: [(&str, Act); 8] = [
     }),
 ];
 
-/// Ends the job of the state that the task is in, or one of an earlier stay.
+/// Reports the end of the job `correccion` for the current epoch, even if the task is not in the state of this job.
 fn job_of_this_stay(trial: &mut Trial<'_>, end: &str) -> Outcome {
     let active = trial.task.active.last().cloned().unwrap();
     let state = "ESPERANDO_FEEDBACK_INTERNO".to_owned();

@@ -1,4 +1,4 @@
-//! Deferred events are offered again after every transition, in the order of their arrival, each until it is applied once.
+//! Deferred events are offered again after every transition, in the order of their arrival, until they are applied.
 
 use faena_machine::{Outcome, create, step};
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ fn deferred_events_apply_in_the_order_of_their_arrival_and_after_each_the_first_
         assert_eq!(trial.event("take", json!({"level": level})), Outcome::Deferred);
     }
     trial.event("open", json!({"level": 1}));
-    // 1 makes the level 2; then 2 comes before 3, although 4 came first and waits for its level.
+    // Each event that is applied raises the level by 1, which lets the next one apply. The first event, 4, has to wait for 3.
     assert_eq!(trial.task.data["taken"], json!([1, 2, 3, 4]));
     let kinds: Vec<(String, Outcome)> = applied(&trial).split_off(4);
     let take = ("take".to_owned(), Outcome::Applied);

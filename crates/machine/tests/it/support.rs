@@ -1,4 +1,4 @@
-//! A task on a clock that the test moves.
+//! Runs a task on a clock that the test sets.
 
 use faena_domain::Timestamp;
 use faena_machine::{BUILT_IN, Caller, Definition, Effect, Event, Input, Outcome, Record, Step, Task, create, step};

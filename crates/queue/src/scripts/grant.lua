@@ -1,8 +1,8 @@
 -- Records the runs that the database has granted to jobs of one lane.
 -- KEYS: meta priority delayed processing lease run dlq lane
 -- ARGV: format lease_until source, then per job: id owner run
--- source: "taken" (take.lua has removed them from the ready sets; removing them again takes as long as the rest), or "chosen" (by
--- the database).
+-- source: "taken" (take.lua has already removed them from the ready sets; removing them again would double the time), or "chosen"
+-- (by the database).
 if redis.call('HGET', KEYS[1], 'format') ~= ARGV[1] then
   return redis.error_reply('NOTFILLED the queue must be filled from the database')
 end

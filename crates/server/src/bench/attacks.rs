@@ -31,11 +31,11 @@ use crate::http::raise_limit;
 const PACE: Duration = Duration::from_millis(50);
 /// How often the memory is read, and how often a hostile connection checks whether it is closed.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
-/// Longest time after an attack in which memory is released.
+/// Time that the server has to release memory after an attack.
 const MAX_RECOVERY: Duration = Duration::from_secs(10);
 const MAX_P99_MS: f64 = 250.0;
 const MAX_RESIDENT_MIB: f64 = 300.0;
-/// Memory that may be left of an attack.
+/// Memory above the level before an attack that may still be in use after it.
 const MAX_LEFT_MIB: f64 = 50.0;
 /// The largest batch that the server accepts by default, and the largest frame of a WebSocket.
 const LARGE_BYTES: usize = 16 << 20;

@@ -38,7 +38,7 @@ async fn measure(url: &str, jobs: usize) -> Result<Baseline> {
     let insert = rate(jobs, started);
     let started = Instant::now();
     let (a, b) = tokio::try_join!(drain(url), drain(url))?;
-    anyhow::ensure!(a + b == jobs, "the limit lost jobs");
+    anyhow::ensure!(a + b == jobs, "the baseline lost jobs");
     Ok(Baseline { insert, drain: rate(jobs, started) })
 }
 

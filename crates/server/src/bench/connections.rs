@@ -26,7 +26,7 @@ const OPENING: usize = 64;
 const ROUNDS: usize = 3;
 const CONNECTIONS: usize = 16;
 const SECONDS: u64 = 4;
-/// Clients beside the flooding one, each with its own address.
+/// Clients alongside the flooding one, each with its own address.
 const CLIENTS: usize = 8;
 const REQUESTS_PER_SECOND: u64 = 100;
 const FLOOD_CONNECTIONS: usize = 64;
@@ -70,7 +70,7 @@ async fn idle_connections(scratch: &mut Scratch, report: &mut Report) -> Result<
     let kib = (target.server.resident_mib() - before) * 1_024.0 / IDLE as f64;
     report.plain(database, "memory per idle connection", kib, "KiB");
     let rate = requests_per_second(target.address, BUSY, submit("")).await?;
-    report.plain(database, "POST /api/v1/jobs, 1000 connections beside 10 000 idle ones", rate, "requests/s");
+    report.plain(database, "POST /api/v1/jobs, 1000 connections and 10 000 idle ones", rate, "requests/s");
     let mut alive = 0;
     for connection in &mut idle {
         alive += usize::from(connection.call(&ping).await.is_ok());
@@ -92,13 +92,13 @@ async fn open(address: SocketAddr, count: usize, ping: &Arc<[u8]>) -> Result<Vec
         });
     }
     let opened: Result<Vec<Connection>> = opening.join_all().await.into_iter().collect();
-    opened.context("cannot open all connections; raise the limit of file descriptors (ulimit -n)")
+    opened.context("cannot open all connections; raise the limit on file descriptors (ulimit -n)")
 }
 
-/// Measures the response time of clients that send at a fixed rate, alone and beside one that sends as much as it can.
+/// Measures the response time of clients that send at a fixed rate, alone and alongside one that sends as much as it can.
 async fn flood(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
-    report.step(&format!("{database}: one client floods {CLIENTS} others"));
+    report.step(&format!("{database}: {CLIENTS} clients while another one floods the server"));
     let environment = [
         ("FAENA_SERVER_TRUSTED_PROXIES", "127.0.0.0/8"),
         ("FAENA_LIMITS_REQUESTS_PER_ADDRESS", LIMIT_PER_ADDRESS),
@@ -123,9 +123,9 @@ async fn flood(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
     for (name, quantile, goal) in [("p50", 0.5, Some(0.8)), ("p99", 0.99, None)] {
         let ms = |times: &Histogram<u64>| times.value_at_quantile(quantile) as f64 / 1_000.0;
         report.plain(database, &format!("8 x 100 submits/s alone, {name}"), ms(&alone), "ms");
-        report.plain(database, &format!("8 x 100 submits/s beside a flood, {name}"), ms(&flooded), "ms");
+        report.plain(database, &format!("8 x 100 submits/s during a flood, {name}"), ms(&flooded), "ms");
         let speed = [ms(&flooded), ms(&alone)].map(|ms| 1_000.0 / ms);
-        let what = format!("speed of the others beside a flood, {name}");
+        let what = format!("speed of the others during a flood, {name}");
         report.against(database, &what, speed[0], "per connection and second", speed[1], goal);
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! `faena bench`: measures Faena and a baseline in one run.
 //!
-//! The baseline (`limit` in the output) is a bare loop over similar tables without Faena: the best that the database can
-//! deliver. Ratios to the baseline are comparable between machines; jobs per second are not.
+//! The baseline is a bare loop over similar tables without Faena: the best that the database can deliver. Ratios to the
+//! baseline are comparable between machines; jobs per second are not.
 
 mod attacks;
 mod connections;
@@ -167,13 +167,13 @@ fn redis(arguments: &Arguments) -> Result<String> {
 async fn all(scratch: &mut Scratch, arguments: &Arguments, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
     let jobs = arguments.jobs;
-    report.step(&format!("{database}: the limit"));
+    report.step(&format!("{database}: the baseline"));
     let baseline = match scratch {
         Scratch::Sqlite { .. } => baseline_sqlite::run(&scratch.baseline_url(), jobs)?,
         Scratch::Postgres { .. } => baseline_postgres::run(&scratch.baseline_url(), jobs).await?,
     };
-    report.plain(database, "limit: insert", baseline.insert, "jobs/s");
-    report.plain(database, "limit: drain", baseline.drain, "jobs/s");
+    report.plain(database, "baseline: insert", baseline.insert, "jobs/s");
+    report.plain(database, "baseline: drain", baseline.drain, "jobs/s");
 
     report.step(&format!("{database}: bulk submit"));
     let bulk = submit::bulk(&scratch.fresh().await?, jobs).await?;

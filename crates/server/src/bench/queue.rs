@@ -1,4 +1,4 @@
-//! Measures the queue in Redis beside the database's own queue, in one run.
+//! Measures the queue in Redis and, in the same run, the database's own queue for comparison.
 
 use anyhow::{Context, Result};
 use faena_engine::{EngineConfig, RedisQueueConfig};

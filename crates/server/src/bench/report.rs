@@ -85,7 +85,7 @@ impl Report {
 
     pub fn print(&self) {
         self.spinner.finish_and_clear();
-        let mut table = table(["database", "measurement", "value", "of the limit", "goal", "result"]);
+        let mut table = table(["database", "measurement", "value", "of the baseline", "goal", "result"]);
         for row in &self.rows {
             table.add_row([
                 row.database.clone(),

@@ -56,10 +56,10 @@ const NOISE_MS: f64 = 5.0;
 pub async fn tasks(scratch: &mut Scratch, events: usize, report: &mut Report) -> Result<()> {
     let database = scratch.database_kind();
     let definition = Arc::new(Definition::parse(MACHINE).map_err(|findings| anyhow::anyhow!("{findings:?}"))?);
-    report.step(&format!("{database}: the limit"));
+    report.step(&format!("{database}: the baseline"));
     let rows = tasks_baseline::EventRows::sample(&definition)?;
     let bare = tasks_baseline::run(scratch, &rows, events).await?;
-    report.plain(database, "limit: rows of an event", bare, "events/s");
+    report.plain(database, "baseline: rows of an event", bare, "events/s");
 
     report.step(&format!("{database}: events"));
     let store = submit::open(&scratch.fresh().await?).await?;

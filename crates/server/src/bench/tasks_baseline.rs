@@ -14,7 +14,7 @@ use super::{
     scratch::{Scratch, connect},
 };
 
-/// Events per transaction: as many as concurrent callers of the measurement form.
+/// Events per transaction: the size of the batches that form in the measurement, because its callers are concurrent.
 const BATCH: usize = 256;
 const TASKS: usize = 2_000;
 

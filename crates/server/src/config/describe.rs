@@ -2,7 +2,7 @@
 
 use faena_domain::{masked_url, masked_words};
 
-use super::{Config, KEYS, Kind, inboxes, sinks, split};
+use super::{Config, ValueKind, inboxes, keys, sinks, split};
 
 /// A key, its effective value and the source of the value.
 pub type Row = (String, String, String);
@@ -35,13 +35,17 @@ impl Config {
         let row = |key: &super::keys::Key| {
             let setting = &self.settings[key.path];
             let value = match key.kind {
-                Kind::Secret | Kind::Endpoint | Kind::Redis if !setting.value.is_empty() => masked_url(&setting.value),
-                Kind::Secrets | Kind::Headers => split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(","),
+                ValueKind::Secret | ValueKind::Endpoint | ValueKind::Redis if !setting.value.is_empty() => {
+                    masked_url(&setting.value)
+                }
+                ValueKind::Secrets | ValueKind::Headers => {
+                    split(&setting.value).map(|_| "***").collect::<Vec<_>>().join(",")
+                }
                 _ => setting.value.clone(),
             };
             (key.path.to_owned(), value, setting.origin.clone())
         };
-        KEYS.iter().map(row).collect()
+        keys().map(row).collect()
     }
 
     fn rule_rows(&self) -> Vec<Row> {

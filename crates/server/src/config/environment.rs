@@ -1,6 +1,6 @@
 //! Environment variables that look like keys of the configuration and are not.
 
-use super::{ConfigError, KEYS};
+use super::{ConfigError, keys};
 
 /// Variables with our prefix that the command line reads, or that workers and `shell.run` programs receive.
 const NOT_KEYS: [&str; 8] = [
@@ -21,7 +21,7 @@ pub fn check_unknown(name: &str, value: &str) -> Result<(), ConfigError> {
         return Ok(());
     }
     // FAENA_PORT for PORT: some keys have no prefix.
-    let hint = match KEYS.iter().find(|key| key.env == rest) {
+    let hint = match keys().find(|key| key.env == rest) {
         Some(key) => format!("set {} instead", key.env),
         None => "\"faena config\" lists all keys".into(),
     };

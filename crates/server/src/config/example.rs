@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{KEYS, Kind, inboxes, pools, rules, sinks, sources};
+use super::{ValueKind, inboxes, keys, pools, rules, sinks, sources};
 
 /// Returns the text of `faena.example.toml`.
 pub fn example() -> String {
@@ -11,15 +11,15 @@ pub fn example() -> String {
          # Order: defaults < faena.toml < environment < flags. `faena config` shows each effective value and its source.\n",
     );
     let mut section = "";
-    for key in KEYS {
+    for key in keys() {
         let (current, name) = key.path.split_once('.').expect("a section and a name");
         if current != section {
             let _ = write!(text, "\n[{current}]\n");
             section = current;
         }
         let value = match key.kind {
-            Kind::Number { .. } | Kind::Flag | Kind::Ratio => key.default.to_owned(),
-            Kind::Limit { .. } if key.default != "none" => key.default.to_owned(),
+            ValueKind::Number { .. } | ValueKind::Flag | ValueKind::Ratio => key.default.to_owned(),
+            ValueKind::Limit { .. } if key.default != "none" => key.default.to_owned(),
             _ => format!("{:?}", key.default),
         };
         let _ = write!(text, "# {} Environment: {}\n#{name} = {value}\n", key.doc, key.env);

@@ -99,7 +99,7 @@ impl<'f, 'a> Entry<'f, 'a> {
             return Err(file.error(&span, format!("{section} must be written [[{section}]], with two brackets")));
         };
         if list.len() > max {
-            let message = format!("[[{section}]]: at most {max} are possible, found {}", list.len());
+            let message = format!("[[{section}]]: at most {max} are allowed, found {}", list.len());
             return Err(file.error(&span, message));
         }
         Ok(list.into_iter().map(|value| Entry { file, section, value }).collect())

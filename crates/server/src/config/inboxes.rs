@@ -61,7 +61,7 @@ pub const EXAMPLE: &str = "
 #[serde(deny_unknown_fields)]
 struct Inbox {
     name: String,
-    kind: Kind,
+    kind: InboxKind,
     url: String,
     deliver: Option<DeliverKind>,
     job_type: Option<String>,
@@ -80,7 +80,7 @@ struct Inbox {
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum InboxKind {
     RabbitMq,
     Nats,
 }
@@ -136,8 +136,8 @@ fn into_config(entry: Inbox) -> Result<InboxConfig, Problem> {
         return Err(problem("prefetch", format!("must be between 1 and {MAX_PREFETCH}, got {prefetch}")));
     }
     let broker = match entry.kind {
-        Kind::RabbitMq => rabbitmq(&entry, prefetch)?,
-        Kind::Nats => nats(&entry, prefetch)?,
+        InboxKind::RabbitMq => rabbitmq(&entry, prefetch)?,
+        InboxKind::Nats => nats(&entry, prefetch)?,
     };
     Ok(InboxConfig { name: entry.name, broker, deliver })
 }
@@ -180,7 +180,7 @@ fn task_events(entry: &Inbox) -> Result<TaskEvents, Problem> {
     }
     let subject_prefix = entry.subject_prefix.clone().unwrap_or_default();
     if !subject_prefix.is_empty() {
-        if entry.kind != Kind::Nats {
+        if entry.kind != InboxKind::Nats {
             return Err(problem(
                 "subject_prefix",
                 "is only valid for kind \"nats\"; the routing key is the event type",

@@ -1,9 +1,28 @@
-//! The kinds of values that a configuration key can have.
+//! A configuration key, and the kinds of values that it can have.
+
+pub struct Key {
+    /// `section.name`, as in the file.
+    pub path: &'static str,
+    pub env: &'static str,
+    pub kind: ValueKind,
+    pub default: &'static str,
+    pub doc: &'static str,
+}
+
+pub const fn key(
+    path: &'static str,
+    env: &'static str,
+    kind: ValueKind,
+    default: &'static str,
+    doc: &'static str,
+) -> Key {
+    Key { path, env, kind, default, doc }
+}
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum ValueKind {
     Text,
-    /// A text that may be empty: the feature is off then.
+    /// A text that may be empty, which turns the feature off.
     OptionalText,
     Secret,
     Number {
@@ -27,11 +46,11 @@ pub enum Kind {
     Uri,
     /// Never shown, even in an error.
     Secrets,
-    /// URL of a collector of spans; empty: off. Not shown in an error, because it may contain a password.
+    /// URL of a trace collector; empty: off. Not shown in an error, because it may contain a password.
     Endpoint,
     /// Address of Redis. Not shown in an error, because it may contain a password.
     Redis,
-    /// First part of the names of keys in Redis.
+    /// Prefix of key names in Redis.
     KeyPrefix,
     /// Headers as `name=value`. Never shown, even in an error.
     Headers,
@@ -41,9 +60,12 @@ pub enum Kind {
     Ratio,
 }
 
-impl Kind {
+impl ValueKind {
     /// Returns whether an error must not contain the value.
     pub fn is_secret(self) -> bool {
-        matches!(self, Kind::Secret | Kind::Secrets | Kind::Endpoint | Kind::Redis | Kind::Headers)
+        matches!(
+            self,
+            ValueKind::Secret | ValueKind::Secrets | ValueKind::Endpoint | ValueKind::Redis | ValueKind::Headers
+        )
     }
 }

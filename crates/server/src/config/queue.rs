@@ -5,13 +5,13 @@ use faena_queue::{DEFAULT_PREFIX, RedisAddress, is_valid_prefix};
 
 use super::{
     Config,
-    keys::{Key, Kind},
+    keys::{Key, ValueKind},
 };
 
 pub const BACKEND: Key = Key {
     path: "queue.backend",
     env: "FAENA_QUEUE_BACKEND",
-    kind: Kind::Choice(&["store", "redis"]),
+    kind: ValueKind::Choice(&["store", "redis"]),
     default: "store",
     doc: "Where jobs are dispatched from: the database, or a queue in Redis that is filled from it.",
 };
@@ -19,7 +19,7 @@ pub const BACKEND: Key = Key {
 pub const REDIS_URL: Key = Key {
     path: "queue.redis_url",
     env: "REDIS_URL",
-    kind: Kind::Redis,
+    kind: ValueKind::Redis,
     default: "redis://127.0.0.1:6379",
     doc: "Redis of queue.backend = \"redis\": redis://, rediss:// or redis+sentinel://host:26379/master-name.",
 };
@@ -27,15 +27,15 @@ pub const REDIS_URL: Key = Key {
 pub const PREFIX: Key = Key {
     path: "queue.prefix",
     env: "QUEUE_PREFIX",
-    kind: Kind::KeyPrefix,
+    kind: ValueKind::KeyPrefix,
     default: DEFAULT_PREFIX,
-    doc: "First part of the names of all keys in Redis; installations that share a Redis need different ones.",
+    doc: "Prefix of all key names in Redis; installations that share a Redis need different ones.",
 };
 
 pub const FALLBACK: Key = Key {
     path: "queue.fallback",
     env: "FAENA_QUEUE_FALLBACK",
-    kind: Kind::Flag,
+    kind: ValueKind::Flag,
     default: "false",
     doc: "Whether the database dispatches while Redis is not available, including at startup.",
 };

@@ -82,7 +82,7 @@ pub fn read_limits(entries: &[Entry<'_, '_>], into: &mut ConfiguredRules) -> Res
 fn add_queue(entry: QueueEntry, into: &mut ConfiguredRules) -> Result<(), Problem> {
     check_name("name", &entry.name, MAX_QUEUE_OR_TYPE)?;
     if into.queues.iter().any(|(known, _)| *known == entry.name) {
-        return Err(problem("name", format!("another queue is named {:?}", entry.name)));
+        return Err(problem("name", format!("another section configures the queue {:?}", entry.name)));
     }
     put(Scope::Queue(entry.name.clone()), parse_limit(entry.concurrency, entry.rate)?, into)?;
     let rule = QueueRule { strict: entry.strict, fairness: entry.fairness, paused: None };
@@ -111,7 +111,7 @@ fn add_limit(entry: LimitEntry, into: &mut ConfiguredRules) -> Result<(), Proble
 
 fn put(scope: Scope, limit: Limit, into: &mut ConfiguredRules) -> Result<(), Problem> {
     if into.limits.iter().any(|(known, _)| *known == scope) {
-        return Err(problem("type", format!("{scope} has another limit")));
+        return Err(problem("type", format!("{scope} already has a limit")));
     }
     if !limit.is_none() {
         into.limits.push((scope, limit));
@@ -190,7 +190,7 @@ mod tests {
             ("[[queues]]\nname = \"a\"\nfairness = \"all\"", "line 3: [[queues]] unknown variant `all`"),
             ("[[limit]]\nconcurrency = 1", "line 1: [[limit]] type: set either type or key"),
             ("[[limit]]\ntype = \"a\"", "line 1: [[limit]] concurrency: set concurrency, rate or both"),
-            ("[[limit]]\nkey = \"a\"\nconcurrency = 1\n[[limit]]\nkey = \"a\"\nconcurrency = 1", "has another limit"),
+            ("[[limit]]\nkey = \"a\"\nconcurrency = 1\n[[limit]]\nkey = \"a\"\nconcurrency = 1", "already has a limit"),
         ] {
             let found = parse(text).expect_err("rejected");
             assert!(found.contains(error), "{text}: {found}");

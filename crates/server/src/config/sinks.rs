@@ -78,7 +78,7 @@ pub const EXAMPLE: &str = "
 #[serde(deny_unknown_fields)]
 struct Sink {
     name: String,
-    kind: Kind,
+    kind: SinkKind,
     url: Option<String>,
     path: Option<String>,
     types: Option<Vec<String>>,
@@ -98,7 +98,7 @@ struct Sink {
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum SinkKind {
     RabbitMq,
     Nats,
     Redis,
@@ -121,35 +121,35 @@ enum Body {
     Data,
 }
 
-impl Kind {
+impl SinkKind {
     fn word(self) -> &'static str {
         match self {
-            Kind::RabbitMq => "rabbitmq",
-            Kind::Nats => "nats",
-            Kind::Redis => "redis",
-            Kind::Webhook => "webhook",
-            Kind::File => "file",
+            SinkKind::RabbitMq => "rabbitmq",
+            SinkKind::Nats => "nats",
+            SinkKind::Redis => "redis",
+            SinkKind::Webhook => "webhook",
+            SinkKind::File => "file",
         }
     }
 
     fn schemes(self) -> &'static [&'static str] {
         match self {
-            Kind::RabbitMq => &["amqp", "amqps"],
-            Kind::Nats => &["nats", "tls"],
-            Kind::Redis => &["redis", "rediss"],
-            Kind::Webhook => &["http", "https"],
-            Kind::File => &[],
+            SinkKind::RabbitMq => &["amqp", "amqps"],
+            SinkKind::Nats => &["nats", "tls"],
+            SinkKind::Redis => &["redis", "rediss"],
+            SinkKind::Webhook => &["http", "https"],
+            SinkKind::File => &[],
         }
     }
 
     /// Returns the keys of this kind, besides those of every sink.
     fn keys(self) -> &'static [&'static str] {
         match self {
-            Kind::RabbitMq => &["url", "exchange", "declare", "body"],
-            Kind::Nats => &["url", "stream", "subject_prefix", "declare", "body"],
-            Kind::Redis => &["url", "key", "max_len", "body"],
-            Kind::Webhook => &["url", "secret"],
-            Kind::File => &["path", "rotate_bytes", "rotate_files", "body"],
+            SinkKind::RabbitMq => &["url", "exchange", "declare", "body"],
+            SinkKind::Nats => &["url", "stream", "subject_prefix", "declare", "body"],
+            SinkKind::Redis => &["url", "key", "max_len", "body"],
+            SinkKind::Webhook => &["url", "secret"],
+            SinkKind::File => &["path", "rotate_bytes", "rotate_files", "body"],
         }
     }
 }
@@ -215,7 +215,7 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
     let text =
         |path: &str, value: &Option<String>, default: &str| checked_name(path, value.as_deref().unwrap_or(default));
     Ok(match entry.kind {
-        Kind::RabbitMq => {
+        SinkKind::RabbitMq => {
             let exchange = text("exchange", &entry.exchange, "faena")?;
             let name = format!("faena {}", entry.name);
             Target::RabbitMq(RabbitMqSinkOptions {
@@ -225,7 +225,7 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
                 ..RabbitMqSinkOptions::new(broker_url(entry)?, exchange)
             })
         }
-        Kind::Nats => {
+        SinkKind::Nats => {
             let stream = text("stream", &entry.stream, "FAENA")?;
             if stream.contains(['.', '*', '>', '/', '\\']) || stream.contains(char::is_whitespace) {
                 return Err(problem("stream", "must not contain whitespace, dots, slashes, * or >"));
@@ -246,7 +246,7 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
                 ..NatsSinkOptions::new(broker_url(entry)?, stream, prefix)
             })
         }
-        Kind::Redis => {
+        SinkKind::Redis => {
             let stream = text("key", &entry.key, "faena:events")?;
             if entry.max_len == Some(0) {
                 return Err(problem("max_len", "must be at least 1"));
@@ -254,8 +254,10 @@ fn target(entry: &Sink) -> Result<Target, Problem> {
             let options = RedisSinkOptions::new(broker_url(entry)?, stream);
             Target::Redis(RedisSinkOptions { timeout, max_length: entry.max_len, ..options })
         }
-        Kind::Webhook => Target::Webhook(WebhookSinkOptions { url: web_url(entry)?, secret: secret(entry)?, timeout }),
-        Kind::File => {
+        SinkKind::Webhook => {
+            Target::Webhook(WebhookSinkOptions { url: web_url(entry)?, secret: secret(entry)?, timeout })
+        }
+        SinkKind::File => {
             let path =
                 entry.path.as_deref().filter(|path| !path.is_empty()).ok_or_else(|| problem("path", "is missing"))?;
             if path.ends_with('/') || path.trim() != path {

@@ -13,7 +13,7 @@ const BURST_SECONDS: u32 = 10;
 const REJECTION_DELAY: Duration = Duration::from_millis(200);
 
 impl Config {
-    /// Returns the limits of requests and the origins that may call.
+    /// Returns the rate limits, and the origins that may call the API.
     pub fn traffic(&self) -> TrafficConfig {
         TrafficConfig {
             per_key: self.request_rate("limits.requests_per_key", "limits.requests_per_key_burst"),

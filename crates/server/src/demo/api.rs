@@ -1,4 +1,4 @@
-//! Calls of the demo to its own server.
+//! The demo's calls to its own server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::receiver::Receiver;
 
-/// Calls are cheap to clone and share one client.
+/// Client of the demo. Clones share one connection pool.
 #[derive(Clone)]
 pub struct Api {
     http: reqwest::Client,

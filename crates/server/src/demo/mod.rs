@@ -36,7 +36,7 @@ const PREFERRED_PORT: u16 = 3_000;
 /// How long the parts of the demo may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Replaces this process by one without the variables of Faena: the workers would send the caller's API key.
+/// Replaces this process with one without Faena's variables: otherwise the workers would send the caller's API key.
 pub fn forget_environment() -> anyhow::Result<()> {
     let is_ours = |name: &OsString| name.to_string_lossy().starts_with("FAENA_");
     if !std::env::vars_os().any(|(name, _)| is_ours(&name)) {
@@ -83,7 +83,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 const REMOVED: &str = "stopped; everything was removed";
 
-/// What runs beside the server: workers, content and load.
+/// What runs alongside the server: workers, content and load.
 struct Parts {
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -163,20 +163,20 @@ attempts = 4
 fn introduction(url: &str) -> String {
     format!(
         "Faena's demo runs at {url}
-Everything in it is invented. Within a minute every page has something to show:
+All its data is made up. Within a minute every page has something to show:
 
   {url}/               what needs a person, throughput, waiting times, queues
   {url}/jobs           jobs in every state; open a \"video.render\" to see progress and steps
   {url}/dead-letters   payments that failed, grouped by error; retry them
   {url}/approvals      refunds that wait for your decision
-  {url}/schedules      schedules with their next runs; one knows daylight saving
-  {url}/limits         one rendering at a time, one mail per customer
+  {url}/schedules      schedules with their next runs; one follows daylight saving time
+  {url}/limits         one render job at a time, one email per customer
   {url}/queues         a paused queue; resume it
   {url}/webhooks       deliveries to a receiver that works and to one that does not
   {url}/trace?id=report-1   a graph of jobs on one time axis
 
 The command line works too: FAENA_URL={url} faena jobs list
-Press Ctrl-C to stop; everything is removed."
+Press Ctrl-C to stop; the demo then removes its data."
     )
 }
 

@@ -43,7 +43,7 @@ fn describe(error: &QueueError, fallback: bool) -> Finding {
         QueueError::Unavailable { .. } => ("redis-unavailable", Severity::Error, START),
         QueueError::NotFilled => ("redis-not-filled", Severity::Warning, FILL),
         QueueError::NewerFormat { .. } => {
-            ("redis-format", Severity::Error, "update this Faena, or set another queue.prefix")
+            ("redis-format", Severity::Error, "use a newer version of faena, or set another queue.prefix")
         }
         QueueError::ForeignKey { .. } => {
             ("redis-foreign-key", Severity::Error, "set a queue.prefix that no other program uses")
@@ -61,7 +61,8 @@ async fn check_queue(queue: &RedisQueue, url: &str) -> Result<Vec<Finding>, Queu
         None => return Err(QueueError::NotFilled),
         Some(found) if found > FORMAT => return Err(QueueError::NewerFormat { found, known: FORMAT }),
         Some(found) if found < FORMAT => {
-            let text = format!("the queue in Redis has the older format {found}, this Faena uses {FORMAT}");
+            let text =
+                format!("the queue in Redis has the older format {found}, but this version of faena uses {FORMAT}");
             let advice =
                 "stop servers of older versions and start this one: it fills the queue again from the database";
             return Ok(vec![finding("redis-format", Severity::Warning, text, advice)]);
@@ -137,7 +138,7 @@ impl Differences {
         const REMOVE: &str = "start the server, or wait for one guardian.interval: it removes them; if they come back, \
                               another program uses the prefix";
         let missing = "missing in the queue in Redis";
-        let extra = "in the queue in Redis, but not there in the database";
+        let extra = "in the queue in Redis, but not in the database";
         let all = [("redis-missing", &self.missing, missing, FILL), ("redis-extra", &self.extra, extra, REMOVE)];
         let some = all.into_iter().filter(|(_, entries, ..)| !entries.is_empty());
         some.map(|(code, entries, what, advice)| {
@@ -191,7 +192,7 @@ fn shorten(mut names: Vec<String>) -> String {
 /// Finds keys of other programs. A user who may not search for keys gets no finding.
 async fn check_keys(queue: &RedisQueue) -> Option<Finding> {
     let unknown = queue.unknown_keys(EXAMPLES + 1).await.ok().filter(|keys| !keys.is_empty())?;
-    let text = format!("keys under the prefix of the queue in Redis are not of Faena: {}", shorten(unknown));
+    let text = format!("keys under the prefix of the queue in Redis do not belong to Faena: {}", shorten(unknown));
     Some(finding(
         "redis-foreign-key",
         Severity::Warning,

@@ -1,8 +1,8 @@
 //! Limits the number of open connections, in total and per address.
 //!
 //! When the total is reached, a new connection takes the place of those that have been idle longest, so connections
-//! without a request lock no client out. A few connections above the total are accepted until these are closed; if
-//! every connection has a request, these serve health checks only.
+//! without a request cannot lock out other clients. Until the idle ones are closed, [`RESERVE`] connections above the total are
+//! accepted. If no connection is idle, those above the total serve health checks only.
 
 use std::{
     collections::HashMap,
@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Connections above the total that are accepted.
 pub const RESERVE: usize = 32;
-/// Idle connections that are closed together when the total is reached, at least and at most. Finding them takes a scan of
-/// all connections, so they are one percent of the total.
+/// Minimum and maximum number of idle connections that are closed together when the total is reached. Between the two, it is
+/// one percent of the total. Finding them takes a scan of all connections, so several are closed at a time.
 const EVICTED_TOGETHER: (usize, usize) = (16, 256);
 
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ pub struct Permit {
     activity: Arc<Activity>,
 }
 
-/// Keeps a connection from being idle.
+/// A request in flight. Its connection is not idle until this is dropped.
 pub struct RequestGuard {
     admission: Arc<Admission>,
     activity: Arc<Activity>,
@@ -161,7 +161,7 @@ impl Tracked {
         RequestGuard { admission: self.admission.clone(), activity: self.activity.clone() }
     }
 
-    /// Keeps the connection from being idle until it is closed: it is a WebSocket now.
+    /// Marks the connection as busy until it is closed: it is a WebSocket now.
     pub fn begin_forever(&self) {
         self.activity.requests.fetch_add(1, Ordering::Relaxed);
     }

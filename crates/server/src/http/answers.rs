@@ -1,10 +1,10 @@
 //! Limits the memory of answers that are not sent yet.
 //!
 //! An answer of up to 64 KiB costs nothing. A larger one takes its bytes from one budget of the process until its peer has
-//! read it. While the budget is used up, a request for such an answer waits without it and is handled again when there is
-//! room; the connections of peers that do not read are closed earlier than usual then. A connection whose previous answer
-//! was large reserves its bytes before its next request is handled, so a client that requests many and reads none costs
-//! little.
+//! read it. While the budget is used up, a large answer is dropped, and its request waits and is handled again when there is
+//! room. In that time, connections of peers that do not read are closed earlier than usual. A connection whose previous
+//! answer was large reserves the same number of bytes before its next request is handled, so a client that requests many
+//! large answers and reads none costs little.
 
 use std::sync::{
     Arc,
@@ -32,7 +32,7 @@ const FIRST_READS: usize = 8;
 /// The same for connections whose previous answer was large.
 const LARGE_READS: usize = 2;
 /// Maximum number of GET requests of one connection that are being handled, or whose large answer is not sent. Until its
-/// first small answer, a connection has one.
+/// first small answer, a connection may have only one.
 const READS_OF_CONNECTION: usize = 8;
 
 /// The answers of the process.
@@ -106,7 +106,7 @@ impl Answers {
         Box::pin(self.handle_read(router, *request, connection, permit)).await
     }
 
-    /// Handles a request without effect whose connection may handle it now.
+    /// Handles a GET request. `permit` is the slot that it uses of those of its connection.
     async fn handle_read(
         &self,
         router: Router,
@@ -124,7 +124,7 @@ impl Answers {
         let mut bytes = self.large_bytes(&response);
         connection.record(bytes);
         if !charge.try_cover(bytes) {
-            // Without the answer, waiting costs nothing. The request has no effect, so it can be handled again.
+            // Without the answer, waiting costs no memory. A GET request changes nothing, so it can be handled again.
             drop(response);
             if charge.cover(bytes).await.is_err() {
                 return (too_many_unread(), None);

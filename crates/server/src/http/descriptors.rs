@@ -1,16 +1,16 @@
-//! Raises the limit of open file descriptors: every connection takes one.
+//! Raises the limit on open file descriptors: every connection needs one.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::admission::RESERVE;
 
-/// Descriptors for everything that is not a connection of a client: the database, brokers, files, pipes of programs.
+/// Descriptors for everything except client connections: the database, brokers, files, pipes to child processes.
 const RESERVED: u64 = 1_024;
 
 /// Raises the soft limit of this process so that `connections` fit, as far as the hard limit allows.
 ///
 /// Many systems start processes with a soft limit of 1024, for programs that use `select`. Returns how many connections
-/// fit: a connection that could not be accepted would lock out health checks too.
+/// fit. The server accepts no more than that: without free descriptors, it could not answer health checks either.
 pub fn raise_limit(connections: usize) -> usize {
     let wanted = u64::try_from(connections).unwrap_or(u64::MAX).saturating_add(RESERVED);
     let limit = getrlimit(Resource::Nofile);
@@ -33,7 +33,7 @@ pub fn raise_limit(connections: usize) -> usize {
     fitting
 }
 
-/// Returns how many connections fit into a limit of descriptors. If there are few, half of them stay for everything else.
+/// Returns how many connections fit into a descriptor limit. If the limit is low, half of it is kept for everything else.
 fn fitting(limit: u64) -> usize {
     let reserve = u64::try_from(RESERVE).unwrap_or(u64::MAX);
     usize::try_from(limit.saturating_sub(RESERVED.min(limit / 2 + reserve))).unwrap_or(usize::MAX).max(1)

@@ -24,22 +24,22 @@ use super::MAX_HEADER_BYTES;
 /// not see the answer.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A stream of HTTP/1 whose answers to invalid requests have a body.
-pub struct AnswersInvalid<S> {
+/// An HTTP/1 stream whose answers to invalid requests have a body.
+pub struct ErrorBodyStream<S> {
     stream: S,
-    /// What is left to write of our answer.
+    /// The part of our answer that is not written yet.
     answer: Vec<u8>,
     lingers_until: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> AnswersInvalid<S> {
-    pub fn new(stream: S) -> AnswersInvalid<S> {
-        AnswersInvalid { stream, answer: Vec::new(), lingers_until: None }
+impl<S> ErrorBodyStream<S> {
+    pub fn new(stream: S) -> ErrorBodyStream<S> {
+        ErrorBodyStream { stream, answer: Vec::new(), lingers_until: None }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AnswersInvalid<S> {
-    /// Takes over an answer of hyper to an invalid request. Returns whether `head` is one.
+impl<S: AsyncRead + AsyncWrite + Unpin> ErrorBodyStream<S> {
+    /// Replaces hyper's answer to an invalid request. Returns `false` if `head` is not such an answer.
     fn replace(&mut self, head: &[u8]) -> bool {
         let Some(answer) = replacement(head) else { return false };
         self.answer = answer;
@@ -58,7 +58,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AnswersInvalid<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads and ignores what the client still sends, until it closes the connection or the time is over.
+    /// Reads and ignores what the client still sends, until it closes the connection or `LINGER` has passed.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(until) = &mut self.lingers_until else { return Poll::Ready(()) };
         let mut buffer = [0; 4_096];
@@ -73,7 +73,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AnswersInvalid<S> {
     }
 }
 
-/// Returns what is written instead of an answer of hyper, or `None` if this is another answer.
+/// Returns the answer that replaces hyper's, or `None` if `head` is not hyper's answer to an invalid request.
 fn replacement(head: &[u8]) -> Option<Vec<u8>> {
     if !head.starts_with(b"HTTP/1.1 4") || !head.ends_with(b"\r\n\r\n") {
         return None;
@@ -104,13 +104,13 @@ fn replacement(head: &[u8]) -> Option<Vec<u8>> {
     )
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for AnswersInvalid<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ErrorBodyStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for AnswersInvalid<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ErrorBodyStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_answer(cx))?;
         if self.replace(buf) {

@@ -36,7 +36,7 @@ use admission::{Admission, Permit, Tracked};
 pub use answers::Answers;
 use answers::{ConnectionAnswers, Unsent};
 pub use descriptors::raise_limit;
-use invalid::AnswersInvalid;
+use invalid::ErrorBodyStream;
 use response::{ResponseBody, Unread};
 use stream::{ClientStream, WriteTimeout};
 pub use tls::{Tls, TlsFiles};
@@ -70,7 +70,7 @@ pub struct HttpConfig {
     pub limits: ConnectionLimits,
     /// Longest time without a complete request header.
     pub idle_timeout: Duration,
-    /// Longest time a peer may take without reading any of its response.
+    /// How long a peer may read nothing of its response.
     pub write_timeout: Duration,
     pub answers: Answers,
     pub tls: Option<Arc<Tls>>,
@@ -223,7 +223,7 @@ async fn serve_http1<S>(
         .header_read_timeout(shared.config.idle_timeout)
         .max_header_size(MAX_HEADER_BYTES)
         .max_buf_size(HTTP1_BUFFER_BYTES);
-    let io = TokioIo::new(AnswersInvalid::new(stream));
+    let io = TokioIo::new(ErrorBodyStream::new(stream));
     let connection = builder.serve_connection(io, service).with_upgrades();
     tokio::pin!(connection);
     // An error here is a client that disconnected, timed out or sent something other than HTTP.

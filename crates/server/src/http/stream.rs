@@ -30,7 +30,7 @@ const TURN_BYTES: usize = 64 << 10;
 /// How long a peer may read nothing while others wait for its memory.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a peer may take without reading any of its response.
+/// How long a peer may read nothing of its response.
 pub struct WriteTimeout {
     pub timeout: Duration,
     pub answers: Answers,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{escape_cell, generated_notice};
-use crate::config::{KEYS, Key, Kind, UNUSED_VARIABLES, sections};
+use crate::config::{Key, UNUSED_VARIABLES, ValueKind, keys, sections};
 
 pub fn render() -> String {
     let mut text = String::from("# Configuration\n\n");
@@ -29,7 +29,7 @@ pub fn render() -> String {
         let _ = writeln!(text, "| `{variable}` | {reason} |");
     }
     let mut section = "";
-    for key in KEYS {
+    for key in keys() {
         let current = key.path.split_once('.').map_or(key.path, |(section, _)| section);
         if current != section {
             section = current;
@@ -68,24 +68,24 @@ fn default(key: &Key) -> String {
     if key.default.is_empty() { "empty".into() } else { format!("`{}`", key.default) }
 }
 
-fn values(kind: Kind) -> String {
+fn values(kind: ValueKind) -> String {
     match kind {
-        Kind::Text | Kind::OptionalText => "text".into(),
-        Kind::Secret => "URL".into(),
-        Kind::Number { min, max } => format!("{min} to {max}"),
-        Kind::Limit { max } => format!("1 to {max}, or `none`"),
-        Kind::Duration => "duration".into(),
-        Kind::Flag => "`true`, `false`".into(),
-        Kind::Choice(choices) => choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", "),
-        Kind::Roles => "`api`, `engine`, `worker`".into(),
-        Kind::Networks => "networks such as `10.0.0.0/8`, separated by commas".into(),
-        Kind::Origins => "`*`, or origins such as `https://app.example.com`, separated by commas".into(),
-        Kind::Names => "names, separated by commas".into(),
-        Kind::Uri => "URI reference".into(),
-        Kind::Secrets => "secrets, separated by commas".into(),
-        Kind::Endpoint | Kind::Redis => "URL".into(),
-        Kind::KeyPrefix => "text without spaces".into(),
-        Kind::Headers | Kind::Pairs => "`name=value`, separated by commas".into(),
-        Kind::Ratio => "0 to 1".into(),
+        ValueKind::Text | ValueKind::OptionalText => "text".into(),
+        ValueKind::Secret => "URL".into(),
+        ValueKind::Number { min, max } => format!("{min} to {max}"),
+        ValueKind::Limit { max } => format!("1 to {max}, or `none`"),
+        ValueKind::Duration => "duration".into(),
+        ValueKind::Flag => "`true`, `false`".into(),
+        ValueKind::Choice(choices) => choices.iter().map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", "),
+        ValueKind::Roles => "`api`, `engine`, `worker`".into(),
+        ValueKind::Networks => "networks such as `10.0.0.0/8`, separated by commas".into(),
+        ValueKind::Origins => "`*`, or origins such as `https://app.example.com`, separated by commas".into(),
+        ValueKind::Names => "names, separated by commas".into(),
+        ValueKind::Uri => "URI reference".into(),
+        ValueKind::Secrets => "secrets, separated by commas".into(),
+        ValueKind::Endpoint | ValueKind::Redis => "URL".into(),
+        ValueKind::KeyPrefix => "text without spaces".into(),
+        ValueKind::Headers | ValueKind::Pairs => "`name=value`, separated by commas".into(),
+        ValueKind::Ratio => "0 to 1".into(),
     }
 }

@@ -81,14 +81,14 @@ const EVENTS: &[(&str, &str)] = &[
     ("schedule.fired", "A due time of a schedule created a job."),
     ("schedule.missed", "A due time of a schedule was skipped."),
     ("task.created", "A task was created, or a queued task started."),
-    ("task.queued", "A task was created and waits, because its machine has reached its limit of running tasks."),
+    ("task.queued", "A task was created and waits, because its machine has reached its limit on running tasks."),
     ("task.state.changed", "A task changed its state."),
     ("task.ended", "A task ended."),
-    ("task.deadline_missed", "A task stayed silent, without progress or in a state for too long."),
+    ("task.deadline_missed", "A task was silent, made no progress, or stayed in one state for too long."),
     ("task.approval.requested", "A task waits for a decision."),
     ("task.approval.reminder", "A task still waits for a decision."),
-    ("task.approval.escalated", "More groups may decide about a task."),
-    ("task.approval.expired", "No decision about a task came in time."),
+    ("task.approval.escalated", "More groups may decide on a task."),
+    ("task.approval.expired", "No decision on a task came in time."),
 ];
 
 pub fn render() -> String {

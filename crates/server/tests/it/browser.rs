@@ -1,4 +1,4 @@
-//! The dashboard in a real browser: what a person does with it, on a large screen and on a phone, and that everybody can use it.
+//! The dashboard in a real browser: what a person does with it, on a large screen and on a phone, and that it is accessible to everyone.
 
 mod axe;
 mod chrome;
@@ -93,7 +93,7 @@ async fn filter_and_retry(chrome: &Chrome) {
     chrome
         .until("location.search.includes('invoice.send') && document.querySelectorAll('tbody tr').length === 1")
         .await;
-    assert!(chrome.text(".understood").await.contains("type: invoice.send"));
+    assert!(chrome.text(".understood").await.contains("Type: invoice.send"));
     chrome.follow("a[href*='/jobs/bulk/retry']").await;
     assert_eq!(chrome.text("h1").await, "Retry: 1 job", "the question says how many");
     chrome.follow("button.primary").await;
@@ -194,7 +194,12 @@ async fn approve_a_task(chrome: &Chrome, shell: &Shell, task: &str) {
     chrome.open("/approvals").await;
     chrome.follow("tbody tr a").await;
     assert!(chrome.text(".decision").await.contains("1. Wrap the upload in a retry.\n2. Test it."));
-    assert!(chrome.js("return document.querySelector('.machine img').naturalWidth").await.as_u64() > Some(100));
+    let is_in_view = "const [box, state] = ['#drawing', '#drawing .active'].map((e) => document.querySelector(e).getBoundingClientRect());
+         return state.width > 50 && state.left >= box.left && state.right <= box.right";
+    chrome.set_width(360).await;
+    chrome.open(chrome.js("return location.pathname").await.as_str().unwrap()).await;
+    assert_eq!(chrome.js(is_in_view).await, true, "the drawing begins at the current state");
+    chrome.set_width(1280).await;
     chrome.fill("input[name=comment]", "go on").await;
     chrome.follow("button[formaction$='/approve']").await;
     assert!(chrome.text(".notice").await.contains("Your approval was recorded."));
@@ -202,7 +207,7 @@ async fn approve_a_task(chrome: &Chrome, shell: &Shell, task: &str) {
     assert!(task["state"].as_str().unwrap().starts_with("EJECUTANDO_CODIGO"), "{task}");
 }
 
-/// Everything can be reached without a mouse, and one sees where one is.
+/// Everything can be reached without a mouse, and the focus is always visible.
 async fn use_the_keyboard(chrome: &Chrome) {
     chrome.open("/jobs?queue=live").await;
     chrome.press(TAB).await;

@@ -31,7 +31,7 @@ async fn a_certificate_that_expires_soon_is_reported_by_the_doctor_and_the_metri
     let url = faena.announced("health").await;
     let metrics = faena.http.get(format!("{url}/metrics")).send().await.unwrap().text().await.unwrap();
     assert!(metrics.contains(&format!("faena_tls_certificate_expiry_timestamp_seconds {expires_at}\n")), "{metrics}");
-    // The certificate is for another name than the address, and the health check does not mind.
+    // The certificate is not for the name in the address. The health check accepts it.
     let port = faena.announced("url").await.rsplit_once(':').unwrap().1.to_owned();
     let (code, stdout, stderr) = output_parts(&run(folder.path(), &[TLS[0], TLS[1], ("PORT", &port)], &["health"]));
     assert_eq!((code, stdout.as_str()), (0, "healthy\n"), "{stderr}");

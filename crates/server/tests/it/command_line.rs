@@ -141,7 +141,7 @@ async fn webhooks_are_listed_shown_and_redelivered() {
     let table = shell.stdout(&["webhooks", "list", "--host", &free.to_string()]);
     assert!(table.contains(&failed) && table.contains("FAILED") && table.contains(&format!("{free}/hook")), "{table}");
     let shown = shell.stdout(&["webhooks", "show", &failed]);
-    for part in [&job, "FAILED", "Connection refused", r#""status":"completed""#] {
+    for part in [&job, "FAILED", "connection refused", r#""status":"completed""#] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     let printed = shell.stdout(&["webhooks", "redeliver", &failed]);
@@ -162,7 +162,7 @@ async fn errors_go_to_stderr_with_their_exit_code() {
     let with_tls = shell.faena.url.replace("http://", "https://");
     for (arguments, code, part) in [
         (vec!["jobs", "show", unknown], 1, "NOT_FOUND"),
-        (vec!["jobs", "show", "abc"], 1, "ID: must be a UUID"),
+        (vec!["jobs", "show", "abc"], 2, "is not the id of a job; pass the id, or at least its first 4 characters"),
         (vec!["jobs", "watch", unknown], 1, "NOT_FOUND"),
         (vec!["webhooks", "show", unknown], 1, "NOT_FOUND"),
         (vec!["webhooks", "redeliver", unknown], 1, "NOT_FOUND"),

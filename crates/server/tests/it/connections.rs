@@ -1,4 +1,4 @@
-//! Keys of workers on their connections, limits of requests, and what happens without file descriptors.
+//! Keys of workers on their connections, rate limits, and what happens without free file descriptors.
 
 use std::process::Command;
 
@@ -239,7 +239,7 @@ async fn wrong_keys_in_registrations_count_against_the_address() {
     assert_eq!(faena.get("/health/live").await.0, 200);
 }
 
-/// Starts a server through a shell that sets its limit of file descriptors first.
+/// Starts a server through a shell that sets its limit on file descriptors first.
 async fn with_descriptors(folder: &std::path::Path, ulimit: &str) -> Faena {
     let mut shell = Command::new("sh");
     let script = format!("{ulimit}; exec \"$0\" \"$@\"");

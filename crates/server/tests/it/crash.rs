@@ -40,7 +40,7 @@ async fn assert_no_job_is_lost_by_kills(folder: &Path, environment: &[(&str, &st
     let recovered = jobs.iter().filter(|job| crate::faena::events(job).contains(&"recovered")).count();
     let orphaned = jobs.iter().filter(|job| job["retryCount"] != 0).count();
     println!("{kills} kills, {} jobs acknowledged, {recovered} recovered, {orphaned} orphaned", jobs.len());
-    assert!(recovered + orphaned > 0, "no job was running at a kill");
+    assert!(recovered + orphaned > 0, "no job was running when the server was killed");
 }
 
 const SETTINGS: [(&str, &str); 3] =

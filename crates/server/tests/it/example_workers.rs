@@ -1,4 +1,4 @@
-//! Runs the workers in examples/ with the commands of their headers.
+//! Runs the workers in examples/ with the commands that the comments at their beginning give.
 
 use std::{
     path::{Path, PathBuf},

@@ -175,7 +175,7 @@ impl Faena {
         (answer.status(), answer.json().await.unwrap())
     }
 
-    /// Sends a request. One of a worker that was registered this way has its session token.
+    /// Sends a request. Adds the session token to requests of a worker that was registered with this method.
     pub async fn post(&self, path: &str, mut body: Value) -> (StatusCode, Value) {
         let is_registration = path == "/api/v1/workers/register";
         if let Some(token) = body["workerId"].as_str().and_then(|id| self.session_token(id)).filter(|_| is_registration)

@@ -175,7 +175,7 @@ fn spawn(folder: &Path, environment: &[(String, String)], disk: Option<&SmallDis
     Faena::spawn_with(program, folder, &environment, &[])
 }
 
-/// Returns the variables that let a test change the clock of a process. The monotonic clock goes on.
+/// Returns the variables that let a test change the clock of a process. The monotonic clock is not changed.
 fn clock(folder: &Path) -> Vec<(String, String)> {
     let output = Command::new("sh").args(["-c", "ls /usr/lib/*/faketime/libfaketimeMT.so.1"]).output().unwrap();
     let library = String::from_utf8(output.stdout).unwrap().lines().next().map(str::to_owned);

@@ -50,7 +50,7 @@ async fn a_node_without_the_api_serves_health_and_metrics_on_its_own_port() {
     assert_eq!((code, stdout.as_str()), (0, "alive\n"));
     node.kill();
     let (code, _, stderr) = output_parts(&run(folder.path(), &environment, &["health"]));
-    assert!(code == 1 && stderr.contains("no answer from"), "{stderr}");
+    assert!(code == 1 && stderr.contains("cannot reach"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

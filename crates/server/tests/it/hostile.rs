@@ -17,7 +17,7 @@ fn address(faena: &Faena) -> SocketAddr {
     faena.url.strip_prefix("http://").unwrap().parse().unwrap()
 }
 
-/// Starts a server with this limit of file descriptors.
+/// Starts a server with this limit on file descriptors.
 async fn with_descriptors(folder: &std::path::Path, limit: usize) -> Faena {
     let mut shell = Command::new("sh");
     let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\"");
@@ -171,7 +171,10 @@ async fn a_worker_sends_small_frames_until_it_has_registered() {
     assert!(registered.to_text().unwrap().contains("registered"), "{registered:?}");
     worker.send(Message::text(large)).await.unwrap();
     let answer = worker.next().await.unwrap().unwrap();
-    assert!(answer.to_text().unwrap().contains("jobId"), "a large frame is read and its content judged: {answer:?}");
+    assert!(
+        answer.to_text().unwrap().contains("jobId"),
+        "a large frame is read and its content is checked: {answer:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

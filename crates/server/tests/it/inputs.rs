@@ -11,14 +11,14 @@ use crate::{
     shell::output_parts,
 };
 
-/// Writes a configuration with one source, of the application's database, and one inbox of a broker that does not exist.
+/// Writes a configuration with one source for the application's database, and one inbox for a broker that does not exist.
 fn configure(folder: &Path, application: &Database) {
     let source = format!("[[outbox.source]]\nname = \"tickets\"\nurl = \"{}\"\nevery = \"100ms\"\n", application.url);
     let inbox = "[[inbox]]\nname = \"orders\"\nkind = \"nats\"\nurl = \"nats://127.0.0.1:1\"\nstream = \"S\"\nsubject = \"orders.>\"\njob_type = \"noop\"\n";
     std::fs::write(folder.join("faena.toml"), source + inbox).unwrap();
 }
 
-/// Returns the source or inbox `name` of the overview of the outbox.
+/// Returns the source or inbox `name` from the outbox overview.
 fn find<'a>(overview: &'a Value, list: &str, name: &str) -> &'a Value {
     overview[list].as_array().unwrap().iter().find(|input| input["name"] == name).unwrap_or(&Value::Null)
 }

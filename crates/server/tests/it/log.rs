@@ -21,8 +21,11 @@ async fn dead_letters_are_logged_one_by_one_and_many_together() {
     let faena = Faena::start(folder.path(), &[]).await;
     let broken = json!({"name": "sleep", "payload": {"ms": "soon"}, "maxRetries": 0});
     let first = faena.submit(broken.clone()).await;
-    wait_for_line(&faena, &["WARN", "job dead-lettered", &format!("job={first}"), "reason=\"error\"", "error=\""])
-        .await;
+    wait_for_line(
+        &faena,
+        &["WARN", "job dead-lettered", &format!("job={first}"), "job_type=\"", "reason=\"error\"", "error=\""],
+    )
+    .await;
     let (status, _) = faena.post("/api/v1/jobs/batch", json!({"jobs": vec![broken; 40]})).await;
     assert!(status.is_success());
     let line = wait_for_line(&faena, &["more jobs dead-lettered"]).await;
@@ -36,7 +39,7 @@ async fn a_webhook_that_failed_for_good_is_logged() {
     let environment = [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")];
     let faena = Faena::start(folder.path(), &environment).await;
     let id = faena.submit(json!({"name": "noop", "webhookUrl": "http://127.0.0.1:9/hook"})).await;
-    let job = format!("subject=job {id}");
+    let job = format!("subject=\"job {id}\"");
     wait_for_line(&faena, &["WARN", "webhook failed", &job, "host=\"127.0.0.1:9\"", "attempts=1", "error="]).await;
 }
 

@@ -1,4 +1,4 @@
-//! `faena move`: a whole installation goes from SQLite to PostgreSQL, is killed on the way, and goes on there.
+//! `faena move`: a whole installation goes from SQLite to PostgreSQL, is killed on the way, and continues there.
 
 use std::{
     fs,

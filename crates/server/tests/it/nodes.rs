@@ -232,8 +232,8 @@ async fn a_suspended_postgres_node_starts_no_job_on_waking_that_it_no_longer_own
     let database = Database::create().await;
     let [first, second] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     let starts = first_folder.path().join("starts");
-    // Each run writes its number when it starts. Runs of one job only grow, so a smaller one after a larger one is a start
-    // of a run that was over.
+    // Each run writes its number when it starts. Run numbers of a job only grow, so a smaller one after a larger one is a run
+    // that started after it had ended.
     let script = format!("echo $FAENA_JOB_ID $FAENA_RUN >> {}; sleep 0.05", starts.display());
     let job = json!({"name": "shell.run", "payload": {"argv": ["sh", "-c", script]}, "maxRetries": 10});
     let (status, answer) = first.post("/api/v1/jobs/batch", json!({"jobs": vec![job; 600]})).await;

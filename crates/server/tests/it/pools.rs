@@ -179,7 +179,7 @@ async fn assert_restarted_with_growing_delays(code: u8) {
         Some(server.faena.log()).filter(|log| log.contains("ERROR pool processes keep failing"))
     })
     .await;
-    let failures: Vec<&str> = log.lines().filter(|line| line.contains("pool process failed at its start")).collect();
+    let failures: Vec<&str> = log.lines().filter(|line| line.contains("pool process failed to start")).collect();
     let delays: Vec<u64> = failures
         .iter()
         .map(|line| line.split("retry_in=").nth(1).unwrap().trim_end_matches('s').parse().unwrap())
@@ -208,7 +208,7 @@ async fn the_output_of_a_process_becomes_events_of_the_log() {
     let text = format!("[[pool]]\nname = \"talkers\"\ncapabilities = [\"work\"]\ncommand = {command}\n");
     fs::write(folder.path().join("faena.toml"), text).unwrap();
     let mut faena = Faena::spawn(folder.path(), &[("FAENA_LOG_FORMAT", "json"), ("FAENA_DRAIN_GRACE", "1ms")]);
-    eventually("the lines are logged", async || faena.log().contains("failed at its start").then_some(())).await;
+    eventually("the lines are logged", async || faena.log().contains("failed to start").then_some(())).await;
     faena.signal("TERM");
     faena.wait_for_exit().await;
     let events: Vec<Value> = faena.log().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -233,7 +233,7 @@ async fn a_command_that_does_not_exist_is_named_in_the_log() {
     })
     .await;
     eventually("the failed start is counted", async || {
-        server.faena.log().contains("pool process failed at its start").then_some(())
+        server.faena.log().contains("pool process failed to start").then_some(())
     })
     .await;
 }

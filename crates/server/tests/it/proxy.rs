@@ -118,7 +118,7 @@ async fn forward_both_ways(client: TcpStream, shared: Arc<Shared>) {
     }
 }
 
-/// Copies bytes until the connection ends. In one of the modes `dropping` it loses them.
+/// Copies bytes until the connection ends. In a mode that is in `dropping`, it drops them.
 async fn forward(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,

@@ -118,7 +118,7 @@ async fn a_connection_with_tls_checks_the_certificate() {
     let url = format!("rediss://127.0.0.1:{port}");
     let environment = with_redis(&url, &[("PORT", "0")]);
     let (code, _, error) = output_parts(&run(folder.path(), &environment, &["serve"]));
-    assert!(code == 2 && error.contains("is not available"), "nobody vouches for the certificate: {error}");
+    assert!(code == 2 && error.contains("is not available"), "no trusted authority signed the certificate: {error}");
     let trusting = with_redis(&url, &[("SSL_CERT_FILE", certificate_file)]);
     let faena = Faena::start(folder.path(), &trusting).await;
     let id = faena.submit(json!({"name": "noop"})).await;

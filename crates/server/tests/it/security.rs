@@ -1,4 +1,4 @@
-//! API keys from the command line, TLS, and limits of connections, with the real binary.
+//! API keys from the command line, TLS, and connection limits, with the real binary.
 
 use std::{
     io::{Read, Write},
@@ -98,7 +98,7 @@ fn an_invalid_key_is_not_created_offline() {
     assert!(code == 2 && stderr.contains("scopes"), "{stderr}");
 }
 
-/// A certificate authority and certificates of it, as files.
+/// A certificate authority and the certificates that it issues, as files.
 struct Certificates {
     authority: CertifiedIssuer<'static, KeyPair>,
 }
@@ -181,7 +181,7 @@ fn incomplete_or_unreadable_tls_files_are_named() {
     }
 }
 
-/// Opens a connection and sends `start` of a request.
+/// Opens a connection and sends `start`, the beginning of a request.
 fn open(faena: &Faena, start: &[u8]) -> TcpStream {
     let address: SocketAddr = faena.url.strip_prefix("http://").unwrap().parse().unwrap();
     let mut stream = TcpStream::connect(address).unwrap();

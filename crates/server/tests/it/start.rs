@@ -76,7 +76,7 @@ async fn a_postgres_schema_newer_than_the_binary_is_rejected_and_not_changed() {
     let client = connect(&database.url).await;
     client.batch_execute("INSERT INTO faena.faena_schema VALUES (999, 'from the future', 0)").await.unwrap();
     let error = serve_error(folder.path(), &environment, &[]);
-    assert!(error.contains("schema version 999") && error.contains("newer faena"), "{error}");
+    assert!(error.contains("schema version 999") && error.contains("newer version"), "{error}");
     assert_eq!(configuration_error(&run(folder.path(), &environment, &["migrate"])), error);
     let nodes: i64 = client.query_one("SELECT count(*) FROM faena.node", &[]).await.unwrap().get(0);
     assert_eq!(nodes, 0);
@@ -92,7 +92,7 @@ fn a_sqlite_schema_newer_than_the_binary_is_rejected_and_not_changed() {
     database.close().unwrap();
     let before = std::fs::read(&file).unwrap();
     let error = serve_error(folder.path(), &[], &[]);
-    assert!(error.contains("schema version 999") && error.contains("newer faena"), "{error}");
+    assert!(error.contains("schema version 999") && error.contains("newer version"), "{error}");
     assert_eq!(std::fs::read(&file).unwrap(), before, "the file has changed");
 }
 

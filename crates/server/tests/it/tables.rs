@@ -166,7 +166,7 @@ async fn check_shortened_ids(shell: &Shell) {
         "{stderr}"
     );
     let (code, _, stderr) = shell.run(&["jobs", "show", "ffff-nothing"]);
-    assert_eq!(code, 1, "{stderr}");
+    assert_eq!(code, 2, "{stderr}");
     let (code, _, stderr) = shell.run(&["jobs", "show", "ffffffff"]);
     assert_eq!((code, stderr.as_str()), (1, "faena: no job has an id that begins with \"ffffffff\"\n"));
     assert_eq!(shell.stdout(&["jobs", "cancel", unique]), format!("{first} was cancelled\n"));

@@ -112,7 +112,7 @@ async fn a_worker_keeps_its_jobs_over_a_restart_of_the_server_and_strangers_do_n
     assert_completed_once(&faena.wait_for_state(&id, "COMPLETED").await);
 }
 
-/// The client of the basic frames knows no run numbers. It may leave the run out only where it received the job.
+/// A client that uses only the basic frames knows no run numbers. It may omit the run on the connection that received the job.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_report_without_a_run_counts_only_on_the_connection_that_received_the_job() {
     let folder = tempfile::tempdir().unwrap();

@@ -72,7 +72,7 @@ struct Participant {
 }
 
 impl Participant {
-    /// Sends a request once. `None` if no complete answer arrived, or none but 503.
+    /// Sends a request once. `None` if no complete answer arrived, or the answer was 503.
     async fn ask(&self, path: &str, body: Option<&Value>) -> Option<(StatusCode, Value)> {
         let url = format!("{}{path}", self.url.read().unwrap());
         let request = match body {
@@ -149,7 +149,7 @@ impl Participant {
         self.send_often(&task, "finish", 0, &mut random).await;
     }
 
-    /// Decides about every open approval until no task runs, by the route of approvals or by an event.
+    /// Decides on every open approval until no task runs, by the route of approvals or by an event.
     async fn approve_until_all_tasks_end(self) {
         let (mut progress, mut progress_at) = ((0, 0), Instant::now());
         loop {

@@ -69,7 +69,7 @@ impl TestServer {
         .await
     }
 
-    /// Runs another job to its end. Every job that could be assigned before has been assigned then.
+    /// Runs another job to its end. By then, every earlier job that can be assigned has been assigned.
     async fn wait_for_another_job(&self) {
         let id = self.faena.submit(json!({"name": "noop"})).await;
         self.faena.wait_for_state(&id, "COMPLETED").await;

@@ -68,7 +68,7 @@ async fn assert_every_webhook_is_delivered_despite_kills(folder: &Path, environm
         *deliveries.entry(body["jobId"].as_str().unwrap().to_owned()).or_default() += 1;
     }
     assert_eq!(deliveries.keys().cloned().collect::<HashSet<_>>(), ids, "each job at least once");
-    assert!(deliveries.values().any(|times| *times > 1), "no request was in flight at a kill");
+    assert!(deliveries.values().any(|times| *times > 1), "no request was in flight when the server was killed");
     assert!(deliveries.values().all(|times| *times <= 3), "{deliveries:?}");
     let log = faena.log();
     assert!(!log.contains("MfKQ"), "the log has a secret: {log}");
@@ -101,7 +101,7 @@ states:
 ";
 const TASKS: usize = 40;
 
-/// Decides about a task. Repeats the request until a server has stored the decision, because servers are killed meanwhile.
+/// Decides on a task. Repeats the request until a server has stored the decision, because servers are killed meanwhile.
 async fn decide(url: Arc<RwLock<String>>, task: String, action: &'static str) {
     let (http, started_at) = (http(), Instant::now());
     while started_at.elapsed() < TIMEOUT {
@@ -177,7 +177,7 @@ async fn assert_every_receiver_is_notified_despite_kills(folder: &Path, environm
     let (found, repeated) = received(&requests);
     assert_eq!(found.keys().cloned().collect::<BTreeSet<_>>(), expected, "each event at least once, and no other");
     assert!(found.values().all(|ids| ids.len() == 1), "one webhook for each event: {found:?}");
-    assert!(repeated > 0, "no request was in flight at a kill");
+    assert!(repeated > 0, "no request was in flight when the server was killed");
 }
 
 #[tokio::test(flavor = "multi_thread")]

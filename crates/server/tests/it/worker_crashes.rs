@@ -146,7 +146,7 @@ async fn fifty_workers_run_each_job_once_although_the_server_is_killed_five_time
     println!(
         "about {running_at_a_kill} jobs ran while the server was killed; {twice} started twice, {retried} retried"
     );
-    assert!(running_at_a_kill > 0, "no job was running at a kill");
+    assert!(running_at_a_kill > 0, "no job was running when a process was killed");
     assert_eq!(twice, 0, "the workers never stopped");
     assert_eq!(retried, 0);
     wait_for_workers(&faena, 50).await;
@@ -241,8 +241,8 @@ async fn every_job_completes_once_although_worker_processes_are_killed() {
         assert_eq!(job["result"], json!({"greeting": format!("Hello, {name}")}), "{job:#}");
     }
     let orphaned = jobs.iter().filter(|job| job["retryCount"] != 0).count();
-    println!("8 workers killed, {orphaned} of 100 jobs were in flight at a kill");
-    assert!(orphaned > 0, "no job was running at a kill");
+    println!("8 workers killed, {orphaned} of 100 jobs were in flight when their worker was killed");
+    assert!(orphaned > 0, "no job was running when a process was killed");
     assert!(!faena.log().contains("panicked"));
 }
 

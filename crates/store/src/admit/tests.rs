@@ -71,10 +71,10 @@ fn a_limit_is_shared_by_waiting_time_and_names_the_limited_lanes() {
     let mut setup = Setup::new(lanes, vec![claim_limit(Scope::Queue("q".into()), concurrency_limit(5), 2)]);
     let mut admission = setup.request(10, 10);
     assert_eq!(admission.open_lanes().len(), 2);
-    assert_eq!(admission.heads_wanted(1), 4, "one more than may start");
+    assert_eq!(admission.plain_jobs_wanted(1), 4, "one more than may start");
     for (lane, ready_at) in [(1, 10), (1, 11), (1, 12), (2, 1), (2, 20)] {
         let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
-        admission.add_head(lane, Timestamp::from_ms(ready_at), id);
+        admission.add_plain_job(lane, Timestamp::from_ms(ready_at), id);
     }
     assert!(admission.choose().is_empty());
     assert_eq!(admission.quotas(), BTreeMap::from([(1, 2), (2, 1)]));
@@ -106,7 +106,7 @@ fn an_empty_bucket_limits_its_lane_until_the_next_token() {
     let mut admission = setup.request(9, 9);
     for ready_at in 1..=3 {
         let id = JobId(uuid::Uuid::from_u128(ready_at as u128));
-        admission.add_head(1, Timestamp::from_ms(ready_at), id);
+        admission.add_plain_job(1, Timestamp::from_ms(ready_at), id);
     }
     assert!(admission.choose().is_empty());
     assert_eq!(admission.chosen().len(), 2);

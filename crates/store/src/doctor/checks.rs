@@ -136,7 +136,7 @@ const CODES: &[Code] = &[
         .repaired("{row|rows} moved to the lane of the job"),
     warning(
         "lanes-near-limit",
-        "{database has|databases have} nearly as many lanes as it may have",
+        "{database has|databases have} nearly reached the maximum number of lanes",
         "{x} of {y} combinations of queue, type and priority",
         "put ids into the payload instead of the names of types and queues; lanes without jobs are reclaimed",
     ),
@@ -484,14 +484,16 @@ const WAITING: &str = "
     UNION ALL
     SELECT 'waiting-overdue', e.id, '', {now} - e.expires_at, NULL, NULL FROM expiry e WHERE e.expires_at < {now} - 300000";
 
-const STATES: &str = "
+const STATES: &str = sql!(
+    "
     SELECT 'illegal-state' AS code, s.id, s.detail, CAST(s.state AS bigint) AS x, CAST(NULL AS bigint) AS y, CAST(NULL AS bigint) AS z
-    FROM (SELECT id, 'waiting' AS detail, state FROM waiting WHERE state NOT IN (0, 5)
-          UNION ALL SELECT id, 'ended', state FROM ended WHERE state NOT IN (7, 8)
-          UNION ALL SELECT id, 'attempt', state FROM attempt WHERE state NOT IN (1, 5, 7, 8)
-          UNION ALL SELECT id, 'worker', state FROM worker WHERE state NOT BETWEEN 0 AND 6
-          UNION ALL SELECT worker, 'worker_change', state FROM worker_change WHERE state NOT BETWEEN 0 AND 6
-          UNION ALL SELECT id, 'webhook', state FROM webhook WHERE state NOT BETWEEN 0 AND 3) s";
+    FROM (SELECT id, 'waiting' AS detail, state FROM waiting WHERE state NOT IN ({PENDING}, {RETRYING})
+          UNION ALL SELECT id, 'ended', state FROM ended WHERE state NOT IN ({FAILED}, {CANCELLED})
+          UNION ALL SELECT id, 'attempt', state FROM attempt WHERE state NOT IN ({QUEUED}, {RETRYING}, {FAILED}, {CANCELLED})
+          UNION ALL SELECT id, 'worker', state FROM worker WHERE state NOT BETWEEN {WORKER_CREATING} AND {WORKER_TERMINATED}
+          UNION ALL SELECT worker, 'worker_change', state FROM worker_change WHERE state NOT BETWEEN {WORKER_CREATING} AND {WORKER_TERMINATED}
+          UNION ALL SELECT id, 'webhook', state FROM webhook WHERE state NOT BETWEEN {WEBHOOK_WAITING} AND {WEBHOOK_FAILED}) s"
+);
 
 const KEYS: &str = sql!("
     SELECT 'unique-key-held' AS code, k.id, k.key AS detail, CAST(NULL AS bigint) AS x, CAST(NULL AS bigint) AS y,

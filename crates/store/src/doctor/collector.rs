@@ -137,7 +137,7 @@ fn check_log<'a>(table: &'a str, state: i64, run: i64, log: &str) -> Option<(&'s
     (!begins || !ends).then_some(("log-incomplete", table))
 }
 
-/// Checks a change of a worker's state. Comes before the workers; the changes of a worker follow each other in order.
+/// Checks a change of a worker's state. Runs before [`worker`]; the changes of each worker follow each other in order.
 pub(super) fn history(collector: &mut Collector, row: &[Cell]) {
     let (worker, state) = (row[0].id(), row[1].number());
     if let Some(before) = collector.histories.insert(worker, state)

@@ -1,9 +1,9 @@
 //! The outbox of an application, in its own PostgreSQL database, read in exclusive mode.
 //!
-//! One node at a time reads it, under an advisory lock of the session that does the work. A round is one transaction: rows
-//! are taken with `FOR UPDATE SKIP LOCKED`, so rows that the application has locked are taken later; their outcome is
-//! written; then it commits. If the node dies in between, the rows stay as they were, and are published again under the same
-//! id. Ids in `ProcessedEvents` are never published again.
+//! One node at a time reads it, under an advisory lock of the session that does the work. Each round is one transaction, which
+//! takes rows, publishes them, writes the outcome of each, and commits. It takes rows with `FOR UPDATE SKIP LOCKED`, so rows that
+//! the application has locked are taken later. If the node dies in between, the rows stay as they were, and are published again
+//! under the same id. Ids in `ProcessedEvents` are never published again.
 //!
 //! Only the dispatch time, the attempts and the error of a row are written, unless a dead-letter table is configured, to
 //! which rows are moved.
@@ -49,7 +49,7 @@ pub struct ExternalRow {
     pub payload: std::result::Result<String, String>,
     pub occurred_at: Option<Timestamp>,
     pub correlation_id: Option<String>,
-    /// It was processed before and only has to be marked.
+    /// It was processed before and only has to be marked as dispatched.
     pub is_processed: bool,
 }
 
@@ -63,7 +63,7 @@ pub enum ExternalEnd {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ExternalSettled {
     pub dispatched: usize,
-    /// How often each was rejected so far. After `MAX_ATTEMPTS` it is not taken again.
+    /// Ids of the rejected rows, and how often each has been rejected so far. After `MAX_ATTEMPTS` a row is not taken again.
     pub rejected: Vec<(String, u32)>,
 }
 
@@ -163,7 +163,7 @@ impl ExternalOutbox {
     }
 }
 
-/// Runs a call. A session that failed, or did not answer in time, is not used again.
+/// Runs a call with a time limit. A session that failed, or did not answer in time, is not used again.
 async fn bounded<T>(
     slot: &mut Option<Session>,
     work: impl AsyncFnOnce(&mut Option<Session>) -> Result<T>,

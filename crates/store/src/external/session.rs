@@ -1,7 +1,7 @@
 //! A connection to an application's database. It holds the advisory lock of the source and relays its outbox.
 //!
 //! When a session ends, PostgreSQL releases its locks and rolls its transaction back, and Faena cancels the work that uses
-//! it. PostgreSQL drops a client that stops responding within 30 seconds, so the lock of a dead node is soon free.
+//! it. Within 30 seconds, PostgreSQL drops a client that no longer responds, so the lock of a dead node is soon free.
 
 use faena_domain::error_chain;
 use std::{sync::Arc, time::Duration};

@@ -14,7 +14,7 @@ use crate::{MAX_ATTEMPTS, Result, StoreError};
 /// A larger payload is rejected without being read.
 pub const MAX_PAYLOAD_BYTES: i32 = 4 * 1024 * 1024;
 
-/// Counting of pending rows stops here.
+/// Maximum number of pending rows that are counted.
 const COUNTED: u32 = 100_000;
 
 /// The statements, prepared on one session.
@@ -208,7 +208,8 @@ fn select_pending_sql(mapping: &ExternalMapping, table: &Table) -> String {
     )
 }
 
-/// Rows are counted in the order of their time, so that the index of pending rows ends the work at the limit.
+/// Returns the statement for `count_pending`. It counts rows in the order of their time, so that it can stop at the limit with the
+/// index of pending rows.
 fn count_pending_sql(mapping: &ExternalMapping, table: &Table) -> String {
     let names = &mapping.columns;
     let occurred = quoted(&names.occurred_at);

@@ -97,7 +97,7 @@ async fn create(shared: &Shared, stored: &StoredApiKey, by: &str, now: Timestamp
     let client = shared.begin().await?;
     let created = create_in(&client, stored, by, now).await;
     client.end(created).await?;
-    changed(shared).await
+    reload_and_signal(shared).await
 }
 
 async fn create_in(client: &Object, stored: &StoredApiKey, by: &str, now: Timestamp) -> Result<()> {
@@ -135,7 +135,7 @@ async fn rotate(
     let client = shared.begin().await?;
     let rotated = rotate_in(&client, id, rotation, by, now).await;
     let key = client.end(rotated).await?;
-    changed(shared).await?;
+    reload_and_signal(shared).await?;
     Ok(key)
 }
 
@@ -165,7 +165,7 @@ async fn revoke(shared: &Shared, id: ApiKeyId, by: &str, now: Timestamp) -> Resu
     let client = shared.begin().await?;
     let revoked = revoke_in(&client, id, by, now).await;
     let key = client.end(revoked).await?;
-    changed(shared).await?;
+    reload_and_signal(shared).await?;
     Ok(key)
 }
 
@@ -193,7 +193,7 @@ async fn set_used(shared: &Shared, used: &[(ApiKeyId, Timestamp)]) -> Result<()>
 }
 
 /// Reads the keys again and notifies the other nodes.
-async fn changed(shared: &Shared) -> Result<()> {
+async fn reload_and_signal(shared: &Shared) -> Result<()> {
     load(shared).await?;
     shared.signal([Signal::ApiKeys]);
     Ok(())

@@ -10,7 +10,7 @@ use crate::{AuditEntry, AuditFilter, AuditStore, COUNT_LIMIT, Result};
 #[async_trait]
 impl AuditStore for Postgres {
     async fn audit_add(&self, entry: AuditEntry, now: Timestamp) -> Result<()> {
-        self.shared.retrying(|| put(&self.shared, &entry, now)).await
+        self.shared.retrying(|| add_alone(&self.shared, &entry, now)).await
     }
 
     async fn audit_list(&self, filter: AuditFilter, limit: usize) -> Result<Vec<AuditRow>> {
@@ -40,7 +40,7 @@ pub async fn add(client: &Object, entry: &AuditEntry, now: Timestamp) -> Result<
 }
 
 /// Runs `work` and records its actor. A rejected action leaves no entry.
-pub async fn with<T>(
+pub async fn run_audited<T>(
     client: &Object,
     entry: Option<AuditEntry>,
     now: Timestamp,
@@ -56,7 +56,7 @@ pub async fn with<T>(
     Ok(done)
 }
 
-pub async fn put(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<()> {
+pub async fn add_alone(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let result = add(&client, entry, now).await;
     client.return_to_pool(result)
@@ -65,7 +65,7 @@ pub async fn put(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<
 /// Number of entries that one round checks, oldest first.
 const PRUNE: i64 = 1_000;
 
-/// Deletes entries, and bulk actions that had finished, from before `cutoff`.
+/// Deletes entries from before `cutoff`, and bulk actions that finished before it.
 pub async fn prune(client: &Object, cutoff: Timestamp) -> Result<()> {
     client
         .execute(

@@ -12,13 +12,13 @@ use tokio::{
 use super::Shared;
 use crate::{Result, StoreError};
 
-/// Number of calls that may wait; further callers wait until there is room.
-const QUEUE: usize = 4_096;
-/// Number of calls, and of jobs, that share one transaction.
-const GROUP: usize = 512;
-const GROUP_JOBS: usize = 2_000;
+/// Maximum number of calls that wait; further callers wait until there is room.
+const MAX_WAITING_CALLS: usize = 4_096;
+/// Maximum number of calls, and of jobs, that share one transaction.
+const MAX_GROUP_CALLS: usize = 512;
+const MAX_GROUP_JOBS: usize = 2_000;
 /// Groups with fewer jobs are committed one at a time.
-const SMALL: usize = 500;
+const SMALL_GROUP_JOBS: usize = 500;
 
 pub type Answer<T> = oneshot::Sender<Result<T>>;
 
@@ -41,7 +41,7 @@ type Run<C> = for<'a> fn(&'a Shared, i16, Vec<C>) -> Pin<Box<dyn Future<Output =
 
 impl<C: Weight + Send + 'static> Batcher<C> {
     pub fn start(shared: Arc<Shared>, workers: usize, first_shard: usize, run: Run<C>) -> Batcher<C> {
-        let (sender, receiver) = mpsc::channel::<C>(QUEUE);
+        let (sender, receiver) = mpsc::channel::<C>(MAX_WAITING_CALLS);
         let timeout = shared.options.timeout();
         let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
         let workers = (0..workers)
@@ -55,7 +55,7 @@ impl<C: Weight + Send + 'static> Batcher<C> {
                         // A small group deliberately blocks other groups: calls that arrive while it
                         // commits form one large group instead of many small ones (measured with 64
                         // callers: three times the submissions).
-                        let _alone = (group.iter().map(C::weight).sum::<usize>() < SMALL).then_some(calls);
+                        let _alone = (group.iter().map(C::weight).sum::<usize>() < SMALL_GROUP_JOBS).then_some(calls);
                         // A panic fails the calls of the group (their answers are dropped), not the
                         // batcher.
                         if AssertUnwindSafe(run(&shared, shard, group)).catch_unwind().await.is_err() {
@@ -78,7 +78,7 @@ impl<C: Weight + Send + 'static> Batcher<C> {
         tokio::time::timeout(self.timeout, answered).await.unwrap_or_else(|_| Err(StoreError::timed_out(self.timeout)))
     }
 
-    /// Finishes the waiting calls, and ends.
+    /// Finishes the waiting calls, then stops.
     pub async fn stop(&self) {
         self.calls.lock().take();
         let workers = std::mem::take(&mut *self.workers.lock());
@@ -95,8 +95,8 @@ async fn next_group<C: Weight>(receiver: &mut mpsc::Receiver<C>) -> Option<Vec<C
     }
     let mut jobs = first.weight();
     let mut group = vec![first];
-    while group.len() < GROUP
-        && jobs < GROUP_JOBS
+    while group.len() < MAX_GROUP_CALLS
+        && jobs < MAX_GROUP_JOBS
         && let Ok(call) = receiver.try_recv()
     {
         if !call.is_abandoned() {

@@ -63,7 +63,7 @@ async fn begin_in(client: &Object, bulk: &NewBulk, due_at: Timestamp, now: Times
             &[
                 &bulk.id.0,
                 &bulk.work.name(),
-                &bulk.work.shown().to_string(),
+                &bulk.work.to_api_json().to_string(),
                 &storable(&bulk.actor),
                 &bulk.per_second.map_or(0, i64::from),
                 &now.as_ms(),

@@ -91,7 +91,7 @@ pub async fn read_heads(
     candidates: &[ClaimCandidate],
 ) -> Result<()> {
     let mut left: HashMap<LaneId, usize> =
-        lanes.iter().map(|lane| (lane.id, admission.heads_wanted(lane.id))).collect();
+        lanes.iter().map(|lane| (lane.id, admission.plain_jobs_wanted(lane.id))).collect();
     let mut columns = Columns::default();
     for candidate in candidates.iter().filter(|candidate| left.contains_key(&candidate.lane)) {
         columns.push(candidate.lane, candidate.ready_at, candidate.id);
@@ -111,7 +111,7 @@ pub async fn read_heads(
     for candidate in candidates.iter().filter(|candidate| ready.contains(&candidate.id.0)) {
         let Some(left) = left.get_mut(&candidate.lane).filter(|left| **left > 0) else { continue };
         *left -= 1;
-        admission.add_head(candidate.lane, candidate.ready_at, candidate.id);
+        admission.add_plain_job(candidate.lane, candidate.ready_at, candidate.id);
     }
     Ok(())
 }

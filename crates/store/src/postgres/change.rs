@@ -107,7 +107,7 @@ pub async fn cancel(
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.cancel", id, json!({ "reason": reason }));
     let work = cancel_in(&client, shared.own_writes(), id, reason, now);
-    let result = audit::with(&client, entry, now, work).await;
+    let result = audit::run_audited(&client, entry, now, work).await;
     let (outcome, after_commit) = client.end(result).await?;
     after_commit.send(shared);
     match outcome {
@@ -153,7 +153,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp)
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.retry", id, json!({}));
     let work = retry_in(&client, shared.own_writes(), id, retried_by(by), now);
-    let result = audit::with(&client, entry, now, work).await;
+    let result = audit::run_audited(&client, entry, now, work).await;
     let retried = client.end(result).await?;
     shared.signal([Signal::Waiting]);
     Ok(retried)
@@ -286,7 +286,7 @@ async fn restore_options(client: &Object, lane: LaneId, id: JobId, before: JobOp
 pub async fn patch(shared: &Shared, id: JobId, patch: &JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.patch", id, json!({ "changed": patch.describe() }));
-    let result = audit::with(&client, entry, now, patch_in(shared, &client, id, patch, now)).await;
+    let result = audit::run_audited(&client, entry, now, patch_in(shared, &client, id, patch, now)).await;
     let (moved, queue_changes) = client.end(result).await?;
     shared.queue_feed.add(queue_changes);
     if let Some((lane, ready_at)) = moved.ready {
@@ -478,7 +478,7 @@ async fn move_patched(
 pub async fn delete(shared: &Shared, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let entry = audit_entry(by, "job.delete", id, json!({}));
-    let result = audit::with(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
+    let result = audit::run_audited(&client, entry, now, delete_in(&client, shared.own_shard(), id)).await;
     client.end(result).await?.send(shared);
     // Jobs that wait for it will never see it complete.
     dependents::release_dependents(shared, &[id], now).await

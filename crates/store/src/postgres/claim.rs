@@ -72,7 +72,7 @@ impl Cursors {
         }
     }
 
-    fn reached(&self, lane: LaneId, started: i64, ready_at: i64) {
+    fn advance(&self, lane: LaneId, started: i64, ready_at: i64) {
         let mut lanes = self.lanes.lock();
         let cursor = lanes.entry(lane).or_insert(Cursor { ready_at, from_head: Instant::now() });
         cursor.ready_at = ready_at;
@@ -133,7 +133,7 @@ macro_rules! claim_sql {
 
 pub const CLAIM: &str = claim_sql!("", "");
 
-/// Claims nothing for a worker that has ended or reconnected.
+/// Claims jobs for a worker, unless it has ended or reconnected.
 ///
 /// Ending or resuming a registration locks its row `FOR UPDATE`, and so waits for this claim and then sees it; a status
 /// update (which changes no key) does not wait.
@@ -472,7 +472,7 @@ impl LaneRequests {
                 self.quotas[at] -= 1;
             }
             if self.quotas.iter().all(|quota| *quota == 0) {
-                shared.cursors.reached(self.lane, start, reached);
+                shared.cursors.advance(self.lane, start, reached);
                 return Ok(in_run_order(jobs));
             }
             shared.cursors.forget(self.lane);
@@ -541,7 +541,7 @@ pub async fn take(
             let mut lane_jobs = rows.iter().map(|row| claimed_job(lane, row)).collect::<Result<Vec<_>>>()?;
             lane_jobs.sort_by_key(|job| (job.ready_at, job.id));
             match lane_jobs.last() {
-                Some(last) if lane_jobs.len() == quota => shared.cursors.reached(lane, start, last.ready_at.as_ms()),
+                Some(last) if lane_jobs.len() == quota => shared.cursors.advance(lane, start, last.ready_at.as_ms()),
                 _ => {
                     shared.cursors.forget(lane);
                     // Fewer than requested, and the head was not read: there may be more before the start

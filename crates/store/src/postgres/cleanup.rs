@@ -16,10 +16,11 @@ use crate::{
     sql::sql,
 };
 
-/// Deletes the rows that the fast path does not know, writes the webhooks of finished jobs, marks that tasks can continue, and
+/// Deletes the rows that the fast path does not delete, writes the webhooks of finished jobs, marks that tasks can continue, and
 /// returns the signals to send after the commit.
 ///
-/// Rows in `done` or `ended` must exist. A requeued job can expire again: its expiry may have passed while it ran.
+/// The rows of finished jobs in `done` or `ended` must exist, because the webhooks read them. A requeued job gets its expiry back:
+/// that row is deleted if its time passes during a run.
 ///
 /// Jobs are put into key queues only after this: keys are locked before key queues.
 pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<Signal>> {

@@ -1,4 +1,4 @@
-//! Dead letters: retries, deletes, searches and counts failed jobs.
+//! Retries, deletes, searches and counts dead letters: jobs that failed permanently.
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -38,7 +38,7 @@ pub async fn retry(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Resu
         change::retry_in(&client, shared.own_writes(), id, retried_by(Some(by)), now).await?;
         Ok(())
     };
-    let result = audit::with(&client, entry, now, work).await;
+    let result = audit::run_audited(&client, entry, now, work).await;
     client.end(result).await?;
     shared.signal([Signal::Waiting]);
     Ok(())
@@ -51,7 +51,7 @@ pub async fn delete(shared: &Shared, id: JobId, by: &str, now: Timestamp) -> Res
         require_failed(&client, id, "be deleted as a dead letter").await?;
         change::delete_in(&client, shared.own_shard(), id).await
     };
-    let result = audit::with(&client, entry, now, work).await;
+    let result = audit::run_audited(&client, entry, now, work).await;
     client.end(result).await?.send(shared);
     dependents::release_dependents(shared, &[id], now).await
 }

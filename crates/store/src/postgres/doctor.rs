@@ -76,7 +76,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
     let jobs = collector.jobs;
     let mut all = collector.findings();
     all.append(&mut findings);
-    Ok(Inspection { engine: "postgres", jobs, in_use_by: None, findings: all })
+    Ok(Inspection { database_kind: "postgres", jobs, in_use_by: None, findings: all })
 }
 
 /// Reads the jobs that wait, on one snapshot.

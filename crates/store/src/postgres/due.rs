@@ -144,7 +144,7 @@ async fn expire_in(
             continue;
         };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
-        // Claimed just now: it runs, which is fine.
+        // A worker has just claimed it, so it may run.
         let Some(dequeued) = dequeue(client, lane, id).await? else { continue };
         let error = format!("expired at {}", Timestamp::from_ms(at));
         let reason = ErrorReason::Expired.as_str();
@@ -379,7 +379,7 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     }
     webhooks::prune(client, retention, limit, now).await?;
     schedules::prune(client, now.plus_ms(-retention.longest_ms()), limit).await?;
-    forget_old_requests(client, now).await?;
+    delete_obsolete_cancel_requests(client, now).await?;
     audit::prune(client, now.plus_ms(-retention.audit_ms)).await?;
     apply(client, shard, &deltas).await?;
     Ok(rows.len())
@@ -417,7 +417,7 @@ async fn prune_done(client: &Object, cutoff: Timestamp, limit: usize) -> Result<
 }
 
 /// Deletes cancel requests of jobs that ended before the worker noticed.
-async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
+async fn delete_obsolete_cancel_requests(client: &Object, now: Timestamp) -> Result<()> {
     let hour_ago = now.plus_ms(-3_600_000).as_ms();
     let rows = client.query("SELECT id FROM faena.cancel_request WHERE at < $1", &[&hour_ago]).await?;
     let ids: Vec<JobId> = rows.iter().map(|row| JobId(row.get(0))).collect();
@@ -430,7 +430,7 @@ async fn forget_old_requests(client: &Object, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-/// Drops past days that are empty.
+/// Drops the empty partitions of past days.
 async fn drop_empty_partitions(shared: &Shared, cutoff: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let rows = client

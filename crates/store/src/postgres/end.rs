@@ -247,7 +247,7 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
         apply_cancel_requests(client, &mut not_completed).await?;
         ready = put_not_completed(client, &not_completed, &mut deltas, &mut effects).await?;
         effects.freed_lanes.extend(not_completed.iter().map(|end| end.lane));
-        // Only the fast path trusts `may_have_other_rows`: the reporter may not know about everything that is stored.
+        // Only completions trust `may_have_other_rows`; for all other ends, the reporter may not know about everything that is stored.
         records.extend(not_completed.iter().map(|end| (end.id.0, JobExit::of(end.outcome.state()))));
     }
     if !records.is_empty() {
@@ -338,7 +338,7 @@ fn count_end(end: &RunEnd, deltas: &mut Deltas) {
     }
 }
 
-/// Returns the jobs that go to `ready`.
+/// Writes the ends of runs that did not complete their jobs. Returns the jobs that return to `ready`.
 async fn put_not_completed(
     client: &Object,
     ends: &[RunEnd],
@@ -495,7 +495,7 @@ async fn put_rows(client: &Object, ends: &[&RunEnd], is_final: bool) -> Result<(
     Ok(())
 }
 
-/// PostgreSQL: a text cannot contain the NUL character, which the error of a worker may contain.
+/// Replaces NUL characters, which a text in PostgreSQL cannot contain but the error of a worker may.
 pub fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }

@@ -43,8 +43,8 @@ impl EventStore for Postgres {
 pub async fn subscribe(shared: &Shared, subscriptions: &[EventSubscription], now: Timestamp) -> Result<()> {
     let client = shared.begin().await?;
     let result = subscribe_in(&client, subscriptions, now).await;
-    let wanted = client.end(result).await?;
-    shared.events_on.store(wanted, Ordering::Relaxed);
+    let has_subscriptions = client.end(result).await?;
+    shared.events_on.store(has_subscriptions, Ordering::Relaxed);
     Ok(())
 }
 
@@ -74,7 +74,7 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
             )
             .await?;
         let patterns: Vec<String> = subscribe.types.iter().map(|kind| like(kind)).collect();
-        // Subscriptions that only keep events add up their types, because several readers share one name.
+        // The types of a sink replace its earlier ones. A subscription of readers keeps them, because several readers share it.
         if let SubscriptionMode::Queue(_) = subscribe.mode {
             client
                 .execute(
@@ -100,7 +100,7 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
     switch(client, now).await
 }
 
-/// Reads whether a subscription exists.
+/// Reads whether events are switched on.
 pub async fn refresh(shared: &Shared) -> Result<()> {
     let client = shared.client().await?;
     let on = client
@@ -133,8 +133,9 @@ pub fn from_like(pattern: &str) -> String {
     kind
 }
 
-/// Lets one node at a time change subscriptions and switch. PostgreSQL: not by locking the table, which nodes that prune
-/// results write to as well: that would deadlock.
+/// Takes the lock under which one node at a time changes subscriptions and switches events on or off.
+///
+/// It does not lock the table: nodes that prune events write to it as well, and would deadlock.
 async fn lock_subscriptions(client: &Object) -> Result<()> {
     Ok(client
         .batch_execute("SET LOCAL lock_timeout = '500ms'; SELECT pg_advisory_xact_lock(x'73696e6b73'::bigint)")
@@ -143,8 +144,8 @@ async fn lock_subscriptions(client: &Object) -> Result<()> {
 
 /// Switches events on or off, depending on whether a subscription exists.
 ///
-/// PostgreSQL: the triggers concern all sessions. Running writers are waited for, but for less time than the server takes to
-/// look for deadlocks: so this transaction is aborted and repeated, and never one of a job.
+/// PostgreSQL: the triggers affect all sessions, so switching waits for running writers. It waits for less time than PostgreSQL
+/// waits before it looks for deadlocks, so a deadlock aborts this transaction, which is repeated, and never that of a job.
 pub async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
     let row = client
         .query_one(
@@ -153,13 +154,13 @@ pub async fn switch(client: &Object, now: Timestamp) -> Result<bool> {
             &[&now.as_ms()],
         )
         .await?;
-    let (wanted, on): (bool, bool) = (row.get(0), row.get(1));
-    if wanted && !on {
+    let (has_subscriptions, on): (bool, bool) = (row.get(0), row.get(1));
+    if has_subscriptions && !on {
         client.batch_execute("SELECT faena.events_on()").await?;
-    } else if !wanted && on {
+    } else if !has_subscriptions && on {
         client.batch_execute("SELECT faena.events_off()").await?;
     }
-    Ok(wanted)
+    Ok(has_subscriptions)
 }
 
 /// Sets the actor of the events of this transaction.
@@ -173,17 +174,17 @@ pub async fn set_actor(client: &Object, actor: &str) -> Result<()> {
 /// subscription is left.
 pub async fn prune(shared: &Shared, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
-    let result = settle_in(&client, before, limit, now).await;
-    let (removed, wanted) = client.end(result).await?;
-    shared.events_on.store(wanted, Ordering::Relaxed);
+    let result = prune_in(&client, before, limit, now).await;
+    let (removed, has_subscriptions) = client.end(result).await?;
+    shared.events_on.store(has_subscriptions, Ordering::Relaxed);
     Ok(removed)
 }
 
-async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timestamp) -> Result<(usize, bool)> {
+async fn prune_in(client: &Object, before: Timestamp, limit: usize, now: Timestamp) -> Result<(usize, bool)> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut expired = expired_subscriptions(client, now).await?;
-    // Rare: switching takes locks.
-    let wanted = if expired.is_empty() {
+    // Switches only after a subscription has expired, which is rare, because switching takes locks.
+    let has_subscriptions = if expired.is_empty() {
         let row = client.query_one("SELECT EXISTS (SELECT FROM faena.subscription)", &[]).await?;
         row.get(0)
     } else {
@@ -218,7 +219,7 @@ async fn settle_in(client: &Object, before: Timestamp, limit: usize, now: Timest
             &[&now.plus_ms(-INBOX_KEPT_MS).as_ms(), &limit],
         )
         .await?;
-    Ok((usize::try_from(removed).unwrap_or(0), wanted))
+    Ok((usize::try_from(removed).unwrap_or(0), has_subscriptions))
 }
 
 /// Returns the expired subscriptions.

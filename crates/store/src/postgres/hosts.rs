@@ -1,7 +1,7 @@
 //! The servers of `DATABASE_URL`: connects to the one that accepts writes, and switches when another one does.
 //!
 //! Every host has its own timeout, so that one that hangs or drops packets does not hide the others. The host that worked last is
-//! tried first. When a connection is made to another host than before, all older ones are closed: they belong to a server that was
+//! tried first. When a connection is made to a host other than the last one, all older ones are closed: they belong to a server that was
 //! replaced. The calls that wait on them fail immediately instead of waiting for their timeout.
 
 use std::{
@@ -37,8 +37,8 @@ use crate::Result;
 /// Time to connect to the only host, and to each of several. `connect_timeout` of the URL takes precedence.
 const ONE_HOST: Duration = Duration::from_secs(5);
 const EACH_HOST: Duration = Duration::from_secs(2);
-/// Minimum time between two disconnections from a read-only server: one that is the only server must not
-/// cost a connection per call.
+/// Minimum time between two disconnections from a read-only server. Without it, a read-only server that is the only one would cost
+/// a new connection per call.
 const MIN_CLOSE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a connection receives. Polling it drives the connection.
@@ -78,7 +78,7 @@ impl Hosts {
         })))
     }
 
-    /// Returns the same servers with another name of the sessions in `pg_stat_activity`. They share which host is in use.
+    /// Returns the same servers, with another name for their sessions in `pg_stat_activity`. Both share which host is in use.
     pub fn named(&self, name: &str) -> Hosts {
         let rename = |config: &Config| config.clone().application_name(name).clone();
         Hosts(Arc::new(Inner {
@@ -101,7 +101,7 @@ impl Hosts {
         self.0.hosts[0].get_target_session_attrs() == TargetSessionAttrs::ReadWrite
     }
 
-    /// Returns the longest time that connecting takes if no host answers.
+    /// Returns how long connecting takes if no host answers and each has one address.
     pub fn longest_connect(&self) -> Duration {
         self.0.timeout * u32::try_from(self.0.hosts.len()).unwrap_or(u32::MAX)
     }
@@ -140,7 +140,7 @@ impl Hosts {
     /// Connects to the first host that accepts the session, beginning with the one that worked last. Returns its index.
     ///
     /// # Errors
-    /// The error of the last host. A host that does not answer in time has the error "timeout waiting for server".
+    /// Returns the error of the last host. For a host that does not answer in time, it is "timeout waiting for server".
     pub async fn open(&self) -> std::result::Result<(usize, Client, Messages), Error> {
         let mut first = self.0.current.load(Ordering::Relaxed);
         let mut at = first;
@@ -148,7 +148,7 @@ impl Hosts {
             let result = self.open_at(at).await;
             let current = self.0.current.load(Ordering::Relaxed);
             match result {
-                // Another connection was made to another host meanwhile: this one woke up after it was replaced.
+                // Meanwhile another connection has switched to another host: this one was replaced while it did not answer.
                 Ok(_) if current != first && current != at => (first, at) = (current, current),
                 Ok((client, messages)) => return Ok((at, client, messages)),
                 Err(error) => {
@@ -180,7 +180,7 @@ impl Hosts {
 }
 
 impl Connect for Hosts {
-    /// Connects for the pool. The configuration of the pool is that of the URL, which this one already has.
+    /// Connects for the pool. Ignores the configuration of the pool, which is that of the URL.
     fn connect(&self, _: &Config) -> BoxFuture<'_, std::result::Result<(Client, JoinHandle<()>), Error>> {
         Box::pin(async move {
             let (host, client, mut messages) = self.open().await?;

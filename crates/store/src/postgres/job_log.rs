@@ -62,8 +62,8 @@ async fn trim_log(client: &Object, limits: &StoredJobLimits, id: Uuid) -> Result
     let sequence = |at: usize| rows[at].get::<_, i64>(0);
     client
         .execute(
-            "WITH gone AS (DELETE FROM faena.job_log WHERE id = $1 AND sequence BETWEEN $2 AND $3 RETURNING dropped)
-             UPDATE faena.job_log SET dropped = dropped + (SELECT count(*) + coalesce(sum(gone.dropped), 0) FROM gone)
+            "WITH deleted AS (DELETE FROM faena.job_log WHERE id = $1 AND sequence BETWEEN $2 AND $3 RETURNING dropped)
+             UPDATE faena.job_log SET dropped = dropped + (SELECT count(*) + coalesce(sum(deleted.dropped), 0) FROM deleted)
              WHERE sequence = $4",
             &[&id, &sequence(first), &sequence(last), &sequence(last + 1)],
         )
@@ -135,7 +135,8 @@ pub async fn step_rejection(
     Ok(limits.step_rejection(row.get(0), row.get(1), name.len() + result.len()))
 }
 
-/// Deletes all but the newest attempts of each of these jobs. While a claim exists, its attempts say which of its jobs have ended.
+/// Deletes all but the newest attempts of each of these jobs. Keeps those of claims that exist: they show which of the jobs
+/// of a claim have ended.
 pub async fn trim_attempts(client: &Object, ids: &[Uuid]) -> Result<()> {
     if ids.is_empty() {
         return Ok(());

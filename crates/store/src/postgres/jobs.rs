@@ -5,8 +5,8 @@ use faena_domain::{Attempt, JobGraph, JobId, JobView, NewJob, Step, Timestamp};
 
 use super::{Postgres, change, dead_letters, due, graph, list, position, read, submit};
 use crate::{
-    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore,
-    LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, events::SYSTEM, lists::Span,
+    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobCountStore, JobIdPage, JobPage, JobPatch, JobPosition,
+    JobStore, LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, events::SYSTEM, lists::Span,
 };
 
 #[async_trait]
@@ -86,7 +86,10 @@ impl JobStore for Postgres {
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
         self.shared.retrying(|| read::steps(&self.shared, &ids)).await
     }
+}
 
+#[async_trait]
+impl JobCountStore for Postgres {
     async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
         self.shared.retrying(|| read::ready_since(&self.shared)).await
     }

@@ -60,7 +60,7 @@ async fn reclaim(shared: &Shared, limit: usize) -> Result<usize> {
 
 /// Returns the lanes that were deleted.
 async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Vec<LaneId>> {
-    // The lock of everything that adds or removes lanes. If another node has it, that node reclaims.
+    // Everything that adds or removes lanes takes this lock. If another node has it, that node reclaims.
     let locked: bool = client.query_one("SELECT pg_try_advisory_xact_lock(x'6661656e62'::bigint)", &[]).await?.get(0);
     if !locked {
         return Ok(Vec::new());
@@ -73,8 +73,8 @@ async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Ve
     let used: Vec<LaneId> = retired.iter().copied().filter(|id| !is_empty.contains(id)).collect();
     client.execute("UPDATE faena.lane SET retired = false, fence = NULL WHERE id = ANY($1)", &[&used]).await?;
     let deleted = delete(client, &lanes, limit).await?;
-    // In this order, so that each needs a separate transaction: a transaction that saw the lane in use before it was retired has an id below
-    // the fence, which is read after the commit that retired the lane.
+    // In this order, so that each needs a separate transaction: a transaction that saw the lane in use before it was retired has an id
+    // below the fence, which is read after the commit that retired the lane.
     client
         .execute(
             "UPDATE faena.lane SET fence = pg_snapshot_xmax(pg_current_snapshot()) WHERE retired AND fence IS NULL",
@@ -82,7 +82,7 @@ async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Ve
         )
         .await?;
     empty.retain(|id| !is_retired.contains(id));
-    // Lanes that wait for their deletion are bounded too.
+    // This also bounds the number of lanes that wait for their deletion.
     empty.truncate((RETIRED_AHEAD * limit).min(shared.options.max_lanes.saturating_sub(retired.len())));
     client.execute("UPDATE faena.lane SET retired = true, fence = NULL WHERE id = ANY($1)", &[&empty]).await?;
     Ok(deleted)

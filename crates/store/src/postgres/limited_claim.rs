@@ -1,9 +1,8 @@
 //! Claims of lanes with limits or keys.
 //!
-//! Limits are exact over all nodes. For a limit of the system, a queue or a type, the claim locks the row of the limit, which
-//! only claims do, and counts the jobs in flight in a later statement, so it sees every earlier claim; a job whose end is not
-//! committed counts as in flight. For a key, the claim takes the advisory lock of the key, and skips the key queue if another
-//! claim has that lock.
+//! Limits are exact over all nodes. For a limit of the system, a queue or a type, the claim locks the row of the limit and counts
+//! the jobs in flight in a later statement, so it sees every earlier claim; a job whose end is not committed counts as in flight.
+//! For a key, the claim takes the advisory lock of the key, and skips the key queue if another claim has that lock.
 //!
 //! Locks are taken in this order: the worker, limits, key queues and keys, ready jobs. A claim waits only for the first two,
 //! so there is no deadlock.
@@ -339,7 +338,7 @@ async fn select_jobs(
 async fn read_heads(shared: &Shared, client: &Object, admission: &mut Admission<'_>, lanes: &[Lane]) -> Result<()> {
     let statement = client.prepare_cached(HEADS).await?;
     for lane in lanes {
-        let wanted = admission.heads_wanted(lane.id);
+        let wanted = admission.plain_jobs_wanted(lane.id);
         let count = i64::try_from(wanted).unwrap_or(i64::MAX);
         let start = shared.cursors.start(lane.id);
         let mut rows = client.query(&statement, &[&lane.id, &start, &count]).await?;
@@ -348,7 +347,7 @@ async fn read_heads(shared: &Shared, client: &Object, admission: &mut Admission<
             rows = client.query(&statement, &[&lane.id, &HEAD, &count]).await?;
         }
         for row in rows {
-            admission.add_head(lane.id, Timestamp::from_ms(row.get(0)), JobId(row.get(1)));
+            admission.add_plain_job(lane.id, Timestamp::from_ms(row.get(0)), JobId(row.get(1)));
         }
     }
     Ok(())

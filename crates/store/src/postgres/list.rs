@@ -260,7 +260,7 @@ async fn ids_by_part_of_name(client: &Object, query: &ListQuery, range: Range) -
     Ok(scan.window(lists::COUNT_LIMIT))
 }
 
-/// Returns the newest ids of each lane and table. The counters say which lanes have jobs in a table.
+/// Returns the first ids of each lane and table, in the order of the list. The counters say which lanes have jobs in a table.
 pub async fn ids_by_lane(
     client: &Object,
     query: &ListQuery,
@@ -301,7 +301,7 @@ pub async fn ids_by_lane(
 /// Number of jobs in flight that are checked together.
 pub const CHECKED_TOGETHER: usize = 200;
 
-/// Returns jobs in flight, newest first.
+/// Returns jobs in flight, in the order of the list.
 pub async fn in_flight_ids(
     client: &Object,
     query: &ListQuery,
@@ -322,8 +322,8 @@ pub async fn in_flight_ids(
     let mut in_flight = Vec::new();
     let mut seen = 0;
     for part in ids.chunks(CHECKED_TOGETHER) {
-        // A claim contains jobs that have completed since. If those are listed too, they fill the page from the same
-        // end, so what comes after a page of them is not on it.
+        // A claim also contains jobs that have completed since. If the list includes completed jobs, they fill the page
+        // as well, so ids after a whole page of them cannot be on it.
         if lanes.is_empty()
             || in_flight.len() >= limit
             || (query.includes(JobState::Completed) && seen >= limit.max(CHECKED_TOGETHER))

@@ -17,12 +17,12 @@ pub async fn register(shared: &Shared, definition: &Arc<Definition>, by: &str, n
     let result = register_in(&client, definition, by, now).await;
     let (registered, has_new_limit) = client.end(result).await?;
     if has_new_limit {
-        rules::changed(shared).await?;
+        rules::reload_and_signal(shared).await?;
     }
     Ok(registered)
 }
 
-/// Also returns whether the limit of running tasks changed.
+/// Stores a version of a machine. Also returns whether the limit of running tasks changed.
 async fn register_in(client: &Object, definition: &Definition, by: &str, now: Timestamp) -> Result<(Registered, bool)> {
     let source = definition.source.to_string();
     let version = version_number(definition.version);

@@ -1,4 +1,4 @@
-//! The engine for many nodes on one PostgreSQL.
+//! The store in PostgreSQL, which many nodes can share.
 //!
 //! Busy methods go through batchers: calls that arrive while a transaction runs share the next one. Ends of the same run always
 //! take the same batcher, so they keep their order.
@@ -7,53 +7,53 @@ mod api_keys;
 mod audit;
 mod batch;
 mod bulk;
+mod candidates;
 mod change;
 pub mod claim;
+mod cleanup;
 mod complete;
 pub mod connect;
+mod dead_letters;
+mod dependents;
 pub mod doctor;
 mod due;
+pub mod end;
+pub mod events;
 mod graph;
 mod history;
 mod hosts;
-pub mod end;
-pub mod events;
-mod dependents;
-mod release;
 mod inbox;
-mod cleanup;
-mod dead_letters;
-pub mod limited_claim;
 mod job_log;
 mod jobs;
+pub mod key_queues;
 mod lanes;
+pub mod limited_claim;
 mod list;
 mod machines;
 mod nodes;
-mod outbox_dlq;
-mod worker_reads;
-pub mod key_queues;
-mod submit_rows;
-mod run_updates;
 mod notify;
 mod outbox;
+mod outbox_dlq;
+mod position;
 mod queue;
-mod candidates;
 mod read;
+mod release;
 mod rules;
+mod run_updates;
 pub mod schedules;
 mod search;
-mod position;
 mod submit;
+mod submit_rows;
 mod task_creates;
 mod task_keys;
 mod task_limits;
 mod task_lists;
-mod task_writes;
-mod tasks;
+pub mod task_writes;
+pub mod tasks;
 pub mod transfer;
 mod usage;
 mod webhooks;
+mod worker_reads;
 mod workers;
 
 use std::{
@@ -84,7 +84,7 @@ pub struct Postgres {
     submits: Batcher<submit::Call>,
     reports: Vec<Batcher<end::Call>>,
     creates: Batcher<task_creates::CreateCall>,
-    /// Each has the inputs of some tasks.
+    /// Each applies the inputs of some of the tasks.
     tasks: Vec<Batcher<tasks::Call>>,
     stop: CancellationToken,
 }
@@ -110,8 +110,8 @@ pub struct Shared {
     events_on: AtomicBool,
     queue_feed: QueueFeed,
     notifier: Notifier,
-    /// This process has counter rows of its own, unless two processes draw the same number: writers do not wait for each
-    /// other.
+    /// The first shard of this process, chosen at random. Processes with different shards change different counter rows, so that
+    /// their writers do not wait for each other.
     first_shard: i16,
 }
 
@@ -127,7 +127,7 @@ const SUBMITTERS: usize = 2;
 const REPORTERS: usize = 2;
 /// Number of connections that apply inputs to tasks: while one waits for its commit, the other plans.
 const TASK_WRITERS: usize = 2;
-/// Each end of a job with a key takes the lock of the key, and a server has room for 6 400 locks of all sessions by default.
+/// The end of a job with a key takes the lock of the key, and by default PostgreSQL has room for 6 400 locks of all sessions.
 const MAX_KEYED_PER_CALL: usize = 250;
 
 /// Reports of one call to a batcher, with their indexes among all.
@@ -241,22 +241,22 @@ impl Shared {
         self.first_shard + i16::try_from(writer).unwrap_or(0)
     }
 
-    /// The shard of everything that does not go through a batcher.
+    /// Returns the shard of everything that does not go through a batcher.
     pub fn own_shard(&self) -> i16 {
         self.shard(SUBMITTERS + REPORTERS)
     }
 
-    /// The shard of bulk actions, whose transactions are longer.
+    /// Returns the shard of bulk actions, whose transactions are longer.
     pub fn bulk_shard(&self) -> i16 {
         self.shard(SUBMITTERS + REPORTERS + 1)
     }
 
-    /// What writes that do not go through a batcher need.
+    /// Returns what writes that do not go through a batcher need.
     pub fn own_writes(&self) -> Writes {
         Writes { shard: self.own_shard(), limits: self.options.job_limits }
     }
 
-    /// What writes of bulk actions need.
+    /// Returns what writes of bulk actions need.
     pub fn bulk_writes(&self) -> Writes {
         Writes { shard: self.bulk_shard(), limits: self.options.job_limits }
     }
@@ -357,7 +357,7 @@ impl Store for Postgres {
     }
 
     async fn storage_failure(&self) -> String {
-        // PostgreSQL ends by itself when its disk fails.
+        // PostgreSQL stops by itself when its disk fails.
         std::future::pending().await
     }
 

@@ -36,7 +36,7 @@ const CHANNEL: &str = "faena";
 const LISTENER: &str = "faena listener";
 const BATCH_WINDOW: Duration = Duration::from_millis(5);
 /// Maximum number of signals that wait to be sent. Further signals are dropped: the other nodes find the changes when they poll.
-const OUTBOX: usize = 256;
+const MAX_UNSENT: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a pooler has lost notifications: that is permanent until its configuration changes.
@@ -53,7 +53,7 @@ const CHECK_TIMEOUT_SEVERAL_HOSTS: Duration = Duration::from_secs(2);
 const ECHO: &str = "?";
 
 /// How listening ended.
-struct Ended {
+struct ListenEnd {
     listened: Duration,
     reason: String,
     is_pooler: bool,
@@ -72,7 +72,7 @@ pub struct Notifier(Arc<Inner>);
 
 struct Inner {
     local: broadcast::Sender<Signal>,
-    outbox: Mutex<Vec<Signal>>,
+    unsent: Mutex<Vec<Signal>>,
     wake: Notify,
     has_other_nodes: AtomicBool,
     /// Distinguishes our own notifications from those of other nodes.
@@ -96,7 +96,7 @@ impl Notifier {
         };
         let notifier = Notifier(Arc::new(Inner {
             local: broadcast::channel(4_096).0,
-            outbox: Mutex::default(),
+            unsent: Mutex::default(),
             wake: Notify::new(),
             has_other_nodes: AtomicBool::new(false),
             sender: uuid::Uuid::new_v4().simple().to_string(),
@@ -127,8 +127,8 @@ impl Notifier {
     pub fn send(&self, signal: Signal) {
         let _ = self.0.local.send(signal);
         if self.0.has_other_nodes.load(Ordering::Relaxed) {
-            let mut outbox = self.0.outbox.lock();
-            if outbox.len() < OUTBOX && signal.add_to(&mut outbox) {
+            let mut unsent = self.0.unsent.lock();
+            if unsent.len() < MAX_UNSENT && signal.add_to(&mut unsent) {
                 self.0.wake.notify_one();
             }
         }
@@ -143,7 +143,7 @@ impl Notifier {
         loop {
             self.0.wake.notified().await;
             tokio::time::sleep(BATCH_WINDOW).await;
-            let signals = std::mem::take(&mut *self.0.outbox.lock());
+            let signals = std::mem::take(&mut *self.0.unsent.lock());
             if signals.is_empty() {
                 continue;
             }
@@ -182,8 +182,8 @@ impl Notifier {
         }
     }
 
-    async fn listen_once(&self, hosts: &ListenHosts, pool: &Pool) -> Ended {
-        let never = |reason: String| Ended { listened: Duration::ZERO, reason, is_pooler: false };
+    async fn listen_once(&self, hosts: &ListenHosts, pool: &Pool) -> ListenEnd {
+        let never = |reason: String| ListenEnd { listened: Duration::ZERO, reason, is_pooler: false };
         let (host, client, mut messages) = match hosts.own.open().await {
             Ok(connected) => connected,
             Err(error) => return never(error_chain(&error)),
@@ -203,7 +203,7 @@ impl Notifier {
                 return never(reason);
             }
             if self.0.echoes.load(Ordering::Relaxed) == echoes {
-                return Ended { is_pooler: true, ..never(LOST_BY_POOLER.into()) };
+                return ListenEnd { is_pooler: true, ..never(LOST_BY_POOLER.into()) };
             }
         }
         *self.0.problem.lock() = None;
@@ -224,7 +224,7 @@ impl Notifier {
                 None => break "the server closed the connection".into(),
             }
         };
-        Ended { listened: began.elapsed(), reason, is_pooler: false }
+        ListenEnd { listened: began.elapsed(), reason, is_pooler: false }
     }
 
     /// Checks that the connection works and that its server still accepts writes, if it must.

@@ -137,7 +137,7 @@ pub async fn replay_in(
     );
     let count = count(&query(client, &sql, &parameters).await?);
     if count > 0 {
-        audit::add(client, &outbox::replayed(filter, by, count), now).await?;
+        audit::add(client, &outbox::replay_audit(filter, by, count), now).await?;
     }
     Ok(count)
 }
@@ -170,7 +170,7 @@ pub async fn resolve_in(client: &Object, filter: &DeadFilter, notes: &str, by: &
     );
     let count = count(&query(client, &sql, &parameters).await?);
     if count > 0 {
-        audit::add(client, &outbox::resolved(filter, notes, by, count), now).await?;
+        audit::add(client, &outbox::resolve_audit(filter, notes, by, count), now).await?;
     }
     Ok(count)
 }
@@ -231,6 +231,6 @@ pub async fn republish_in(
     if i64::try_from(put).is_ok_and(|put| put > MAX_REPUBLISHED) {
         return Err(outbox::too_many_republished());
     }
-    audit::add(client, &outbox::republished(what, by, put), now).await?;
+    audit::add(client, &outbox::republish_audit(what, by, put), now).await?;
     Ok(Some(put))
 }

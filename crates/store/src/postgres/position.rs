@@ -54,7 +54,8 @@ async fn parents(client: &Object, id: JobId) -> Result<Vec<(JobId, Option<JobSta
     Ok(parents.into_iter().map(|parent| (parent, states.get(&parent).copied())).collect())
 }
 
-/// Counts lane by lane: jobs with a smaller score became ready before a certain time.
+/// Counts the ready jobs of the queue that come before this one. In each lane, those are the jobs that became ready before a
+/// certain time.
 async fn ahead(
     client: &Object,
     shared: &Shared,

@@ -208,8 +208,8 @@ pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll>
     let result = poll_in(&client, node, now).await;
     let (poll, digests, wanted) = client.return_to_pool(result)?;
     if wanted {
-        // The subscription may have been made by another node. That none is left is noticed when expired subscriptions
-        // are deleted.
+        // Another node may have made the subscription. When none is left, the deletion of expired subscriptions switches
+        // this off.
         shared.events_on.store(true, Ordering::Relaxed);
     }
     if digests.rules_changed(shared) {

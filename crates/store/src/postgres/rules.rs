@@ -116,13 +116,13 @@ pub async fn configure(shared: &Shared, configured: &ConfiguredRules, now: Times
     let client = shared.begin().await?;
     let result = configure_in(&client, configured, now).await;
     client.end(result).await?;
-    changed(shared).await
+    reload_and_signal(shared).await
 }
 
 async fn configure_in(client: &Object, configured: &ConfiguredRules, now: Timestamp) -> Result<()> {
     lock(client).await?;
     let (numbers, names): (Vec<i16>, Vec<&str>) = configured.limits.iter().map(|(scope, _)| scope.parts()).unzip();
-    // Existing rows are updated: a claim that waits for its row must find it, and what is left of a rate stays.
+    // Existing rows are updated, not replaced: a claim that waits for the lock on a row must find it, and a rate limit keeps its tokens.
     client
         .execute(
             "DELETE FROM faena.limit_rule WHERE origin = $1
@@ -174,7 +174,7 @@ pub async fn set_queue(shared: &Shared, name: &str, patch: &QueuePatch, by: &str
     let client = shared.begin().await?;
     let result = set_queue_in(&client, name, patch, by, now).await;
     client.end(result).await?;
-    changed(shared).await
+    reload_and_signal(shared).await
 }
 
 async fn set_queue_in(client: &Object, name: &str, patch: &QueuePatch, by: &str, now: Timestamp) -> Result<()> {
@@ -221,7 +221,7 @@ pub async fn set_limit(shared: &Shared, scope: &Scope, limit: &Limit, by: &str, 
     let client = shared.begin().await?;
     let result = set_limit_in(&client, scope, limit, by, now).await;
     client.end(result).await?;
-    changed(shared).await
+    reload_and_signal(shared).await
 }
 
 async fn set_limit_in(client: &Object, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
@@ -241,7 +241,7 @@ pub async fn reset_limit(
     let client = shared.begin().await?;
     let result = reset_limit_in(&client, scope, configured, by, now).await;
     client.end(result).await?;
-    changed(shared).await
+    reload_and_signal(shared).await
 }
 
 async fn reset_limit_in(
@@ -308,7 +308,7 @@ async fn open_all_key_queues(client: &Object) -> Result<()> {
 }
 
 /// Reads the settings again and notifies the other nodes.
-pub async fn changed(shared: &Shared) -> Result<()> {
+pub async fn reload_and_signal(shared: &Shared) -> Result<()> {
     load(shared).await?;
     shared.signal([Signal::Rules]);
     Ok(())

@@ -22,19 +22,19 @@ pub async fn write_updates(
     limits: &StoredJobLimits,
 ) -> Result<Vec<UpdateResult>> {
     let keys: Vec<(LaneId, Uuid, Run)> = updates.iter().map(|update| (update.lane, update.id.0, update.run)).collect();
-    let over = stored_ends(client, &keys).await?;
-    let there = existing(client, keys.iter().map(|key| key.1)).await?;
+    let ended = stored_ends(client, &keys).await?;
+    let existing_jobs = existing(client, keys.iter().map(|key| key.1)).await?;
     let mut answers = Vec::with_capacity(updates.len());
     let mut entries = Vec::new();
     for update in updates {
         let key = (update.id.0, update.run);
         let live = open_claims.contains_key(&update.run)
-            && !over.contains_key(&key)
+            && !ended.contains_key(&key)
             && !before.contains_key(&key)
-            && there.contains(&update.id.0);
+            && existing_jobs.contains(&update.id.0);
         // Counted whichever run owns the job.
         if let RunUpdateKind::Stale(text) = &update.kind {
-            let exists = there.contains(&update.id.0);
+            let exists = existing_jobs.contains(&update.id.0);
             if exists {
                 add_stale(client, update, text).await?;
             }

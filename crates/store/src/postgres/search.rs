@@ -1,4 +1,4 @@
-//! Reads what lists filter, show and sort by but neither the row of a job nor its table contains.
+//! Reads the values by which lists filter, show and sort jobs, if neither the row of the job nor that of its state has them.
 
 use std::collections::{HashMap, HashSet};
 

@@ -253,8 +253,8 @@ struct KeyRequest<'a> {
     fingerprint: Option<&'a [u8]>,
 }
 
-/// Takes the keys of all jobs. Waits for another transaction that is taking the same key, which counts only if it
-/// commits.
+/// Takes the keys of all jobs. If another transaction is taking the same key, waits for its end; if that transaction rolls back,
+/// the key is free.
 async fn take_keys(
     client: &Object,
     calls: &[&(Vec<NewJob>, Timestamp)],
@@ -391,8 +391,8 @@ async fn existing_jobs(client: &Object, keys: &[(i16, &str)]) -> Result<Existing
 /// A key queue to create for a ready job: lane, key, ready time.
 pub type KeyQueueEntry = (LaneId, i64, i64);
 
-/// Creates these key queues, and keeps them until the commit: a claim that finds one of them empty cannot delete it while it
-/// is locked like this. Many transactions may hold this lock, and a claim does not wait for it.
+/// Creates these key queues, and locks them until the commit, so that a claim that finds one of them empty cannot delete it. Many
+/// transactions may hold this lock, and a claim does not wait for it.
 ///
 /// Always in the same order, so that two transactions do not deadlock.
 pub async fn put_key_queues(client: &Object, mut entries: Vec<KeyQueueEntry>) -> Result<()> {

@@ -155,14 +155,14 @@ impl Rows {
         ready.chain(delayed.map(|((lane, id), (at, _))| QueueChange::delayed(*lane, *at, JobId(*id))))
     }
 
-    /// Returns each lane that gets jobs once.
+    /// Returns the lanes that get jobs, each of them once.
     fn distinct_lanes(&self) -> Vec<LaneId> {
         let mut lanes: Vec<LaneId> = self.deltas.0.keys().map(|(lane, _)| *lane).collect();
         lanes.dedup();
         lanes
     }
 
-    /// Returns whether there are only ready jobs without keys.
+    /// Returns whether there are only ready jobs without keys, labels and expiries.
     pub fn are_ready(&self) -> bool {
         self.ready.0.len() == self.ids.len()
             && self.labels.0.is_empty()
@@ -175,11 +175,11 @@ impl Rows {
         let (lanes, tallies, changes) = self.deltas.columns();
         let statement = client
             .prepare_cached(
-                "WITH put AS (
+                "WITH new_job AS (
                      INSERT INTO faena.job (id, lane, correlation, options, payload)
                      SELECT * FROM unnest($1::uuid[], $2::int4[], $3::text[], $4::text[], $5::text[])
                      WHERE (SELECT faena.require_lanes($11))),
-                 line AS (
+                 new_ready_job AS (
                      INSERT INTO faena.ready (lane, ready_at, id, retry_count, must_record_start)
                      SELECT lane, ready_at, id, 0, false FROM unnest($2::int4[], $6::int8[], $1::uuid[]) AS r(lane, ready_at, id))
                  INSERT INTO faena.counter AS c (shard, lane, tally, n)

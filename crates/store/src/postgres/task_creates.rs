@@ -95,7 +95,7 @@ fn limited_machines<'a>(shared: &Shared, tasks: &'a [TimedTask]) -> BTreeSet<&'a
     definitions.filter(|found| may_be_limited(&rules, found)).map(|found| found.machine.as_str()).collect()
 }
 
-/// What new tasks write.
+/// What has to be written for new tasks.
 struct Planned {
     plan: Plan,
     lanes: Vec<LaneId>,
@@ -140,7 +140,7 @@ impl Planned {
     }
 }
 
-/// Stores a task in a transaction that the caller continues.
+/// Stores a task in the caller's transaction, which the caller commits.
 pub async fn create_in(
     shared: &Shared,
     client: &Object,

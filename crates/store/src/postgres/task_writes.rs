@@ -19,12 +19,12 @@ pub enum TransactionControl {
     BeginAndCommit,
     /// In a transaction that they end.
     CommitOnly,
-    /// In a transaction that the caller continues.
+    /// In the caller's transaction, which the caller commits.
     ByCaller,
 }
 
-/// PostgreSQL: planning the statements of a small batch for its own arrays costs more than running them, so they are planned once. A
-/// plan that was made while the tables were empty must not scan them when they have grown.
+/// PostgreSQL: planning a statement again for the arrays of each small batch would cost more than running it, so each statement is
+/// planned once. A plan that was made while the tables were empty must not scan them when they have grown.
 pub const BEGIN: &str =
     "BEGIN; SET LOCAL jit = off; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off";
 
@@ -350,7 +350,7 @@ const INSERT_TASKS: &str =
      SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::bool[], $8::text[],
          $9::int4[], $10::int8[], $11::int8[], $12::text[], $13::text[], $14::text[], $15::text[])";
 
-const UPDATE_TASKS: &str =
+pub const UPDATE_TASKS: &str =
     "UPDATE faena.task t SET status = c.status, state = c.state, updated_at = c.updated_at, ended_at = c.ended_at,
          due_at = c.due_at, approval = c.approval, body = c.body, version = c.version, entered_at = c.entered_at,
          events = c.events

@@ -62,7 +62,7 @@ impl TaskStore for Postgres {
 
     async fn task_apply(&self, inputs: Vec<TaskInput>, now: Timestamp) -> Result<Vec<Option<TaskAnswer>>> {
         let started = Instant::now();
-        // Inputs of one task use the same batcher, so they keep their order and do not wait for each other's locks.
+        // Calls for one task use the same batcher, so they keep their order and do not wait for each other's locks.
         let writer = inputs.first().map_or(0, |input| usize::from(input.task.0.as_bytes()[15]) % self.tasks.len());
         let answers = self.tasks[writer].call(|answer| Call { inputs, now, answer }).await?;
         self.shared.task_meter.count(&answers, started.elapsed());
@@ -131,7 +131,7 @@ impl TaskStore for Postgres {
 #[derive(Default)]
 pub struct AfterCommit {
     submission: submit::NestedSubmission,
-    /// The earliest time at which a task is due now and was not due before.
+    /// The earliest due time among the tasks that became due earlier than before.
     new_due: Option<Timestamp>,
     affects_queue: bool,
     has_events: bool,
@@ -232,7 +232,7 @@ async fn apply(shared: &Shared, calls: &[TimedInputs]) -> Result<Vec<Option<Task
     Ok(answers)
 }
 
-/// Applies inputs to the tasks that match `only`, in a transaction that the caller continues.
+/// Applies inputs to the tasks that match `only`, in the caller's transaction, which the caller commits.
 pub async fn apply_to(
     shared: &Shared,
     client: &Object,
@@ -280,17 +280,12 @@ async fn read_batch(
     let ids: Vec<Uuid> = task_ids(&all).into_iter().map(|id| id.0).collect();
     let (tasks, events): (Vec<Uuid>, Vec<String>) =
         event_ids(&all).into_iter().map(|(id, event)| (id.0, event)).unzip();
-    let sql = format!("SELECT {COLUMNS} FROM faena.task WHERE id = ANY($1) ORDER BY id FOR UPDATE");
-    let lock = client.prepare_cached(&sql).await?;
-    let find = client
-        .prepare_cached(
-            "SELECT i.task, i.event_id, i.answer FROM unnest($1::uuid[], $2::text[]) AS g(task, event_id)
-             JOIN faena.task_inbox i ON i.task = g.task AND i.event_id = g.event_id",
-        )
-        .await?;
+    let lock = client.prepare_cached(&lock_sql()).await?;
+    let find = client.prepare_cached(FIND_ANSWERS).await?;
     let (lock_parameters, find_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
         ([&ids], [&tasks, &events]);
-    // PostgreSQL: each statement sees what was committed before it. The answers are read when the tasks are locked.
+    // PostgreSQL: each statement sees what was committed before it began. So the answers, which are read after the tasks are locked,
+    // are complete.
     let (begun, locked, found) = futures_util::join!(
         async {
             if control == TransactionControl::BeginAndCommit { client.batch_execute(BEGIN).await } else { Ok(()) }
@@ -326,8 +321,8 @@ pub async fn check_jobs(shared: &Shared, batch: &mut Batch, plan: &mut Plan, now
     Ok(lanes)
 }
 
-/// Notifies tasks of ended jobs, fires timers, and starts queued tasks. These are separate transactions: firing locks due tasks in no
-/// order, without waiting, and must not hold them while another waits for its tasks.
+/// Notifies tasks of ended jobs, fires timers, and starts queued tasks, each in a transaction of its own: firing locks due tasks in
+/// any order, without waiting, and must not hold these locks while another step waits for its tasks.
 async fn fire(shared: &Shared, limit: usize, now: Timestamp) -> Result<TasksFired> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let notified = notify_of_ended_jobs(shared, limit, now).await?;
@@ -358,7 +353,7 @@ async fn notify_of_ended_jobs(shared: &Shared, limit: i64, now: Timestamp) -> Re
     Ok(TasksFired { jobs, deadlines_missed, ..TasksFired::default() })
 }
 
-/// Also returns whether tasks are queued.
+/// Fires the timers of due tasks. Also returns whether tasks are queued.
 async fn fire_timers(shared: &Shared, limit: i64, now: Timestamp) -> Result<(TasksFired, bool)> {
     let client = shared.begin().await?;
     let mut after_commit = AfterCommit::default();
@@ -398,6 +393,16 @@ async fn fire_timers_in(
     let next_at = row.get::<_, Option<i64>>(0).map(Timestamp::from_ms);
     Ok((TasksFired { tasks, next_at, ..TasksFired::default() }, row.get(1)))
 }
+
+/// Locks the tasks of a batch.
+pub fn lock_sql() -> String {
+    format!("SELECT {COLUMNS} FROM faena.task WHERE id = ANY($1) ORDER BY id FOR UPDATE")
+}
+
+/// Finds the answers to events that the tasks have received before.
+pub const FIND_ANSWERS: &str =
+    "SELECT i.task, i.event_id, i.answer FROM unnest($1::uuid[], $2::text[]) AS g(task, event_id)
+     JOIN faena.task_inbox i ON i.task = g.task AND i.event_id = g.event_id";
 
 const ENDED_JOBS: &str = sql!(
     "DELETE FROM faena.task_job t USING (

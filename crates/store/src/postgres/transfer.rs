@@ -34,7 +34,7 @@ const REPORT_ROWS: u64 = 20_000;
 #[derive(Debug)]
 pub enum Found {
     Empty,
-    /// A part of this source, with the number of rows of each table. If there are none, the contents are discarded.
+    /// A part of this source, with the number of rows of each table. If the map is empty, `begin` discards the contents.
     Part(HashMap<String, u64>),
     /// Everything. The move was completed at this time.
     Moved(Timestamp),
@@ -136,7 +136,7 @@ impl Target {
         Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).unsigned_abs())).collect())
     }
 
-    /// Undoes everything since `open`: nothing was changed.
+    /// Undoes everything since `open`, so that nothing is changed.
     pub async fn roll_back(self) -> Result<()> {
         Ok(self.client.batch_execute("ROLLBACK").await?)
     }
@@ -181,7 +181,7 @@ impl Target {
 
     /// Adds rows to a table, of which `before` rows are there already.
     pub async fn copy(&self, table: &Table, rows: &[Vec<Value>], before: u64) -> Result<()> {
-        // A crash of PostgreSQL may undo the last transactions, but never only one of two that belong together.
+        // A crash of PostgreSQL may undo the last transactions. Rows and their progress are in the same one, so they stay consistent.
         self.begin_as_owner("SET LOCAL synchronous_commit = off").await?;
         let sink = self.client.copy_in(&table.postgres_copy()).await?;
         let types: Vec<Type> = table.columns.iter().map(|column| column.kind.postgres()).collect();
@@ -201,7 +201,7 @@ impl Target {
         self.client.batch_execute(&format!("BEGIN; SET LOCAL lock_timeout = '60s'; {settings}")).await?;
         let sql = "SELECT owner FROM faena.move WHERE finished_at IS NULL FOR UPDATE";
         let row = self.client.query_opt(sql, &[]).await.map_err(still_locked)?;
-        // Rows may have to wait for a vacuum, but not for another move.
+        // No time limit from here on: the copy itself may have to wait for a vacuum.
         self.client.batch_execute("SET LOCAL lock_timeout = 0").await?;
         match row.map(|row| row.get::<_, Uuid>(0)) {
             Some(owner) if owner == self.owner => Ok(()),
@@ -247,7 +247,7 @@ impl Target {
                           WHERE n.nspname = 'faena' AND a.attidentity <> '' AND NOT c.relispartition";
         for row in self.client.query(identities, &[]).await? {
             let (table, column): (String, String) = (row.get(0), row.get(1));
-            // SQLite remembers the last number of a table also after its row was deleted, if numbers must not be used again.
+            // For tables whose numbers are never reused, SQLite remembers the last number even after its row was deleted.
             let known = sequences.last_values.iter().find(|(name, _)| *name == table).map_or(0, |(_, last)| *last);
             let sql = format!(
                 "SELECT setval(pg_get_serial_sequence('faena.{0}', '{column}'), greatest(last, 1), last > 0)

@@ -17,7 +17,7 @@ use crate::{
     jobs::state_of_code,
     sql::sql,
     webhooks::{
-        AfterLoss, COUNTED, COUNTED_STATES, Ended, KEPT_ATTEMPTS, LOST, NewWebhook, lost_line, raw, redelivered,
+        AfterLoss, COUNTED, COUNTED_STATES, Ended, KEPT_ATTEMPTS, LOST, NewWebhook, lost_line, raw, redeliver_audit,
         state_of, unsettled,
     },
 };
@@ -110,10 +110,10 @@ pub async fn put(client: &Object, webhooks: &[NewWebhook]) -> Result<()> {
     let times: Vec<i64> = webhooks.iter().map(|webhook| webhook.created_at.as_ms()).collect();
     client
         .execute(
-            "INSERT INTO faena.webhook (id, subject, event, correlation, traceparent, url, host, body, created_at, state, due_at)
-             SELECT id, subject, event, correlation, traceparent, url, host, body, at, 0, at
+            sql!("INSERT INTO faena.webhook (id, subject, event, correlation, traceparent, url, host, body, created_at, state, due_at)
+             SELECT id, subject, event, correlation, traceparent, url, host, body, at, {WEBHOOK_WAITING}, at
              FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int8[], $9::text[])
-                 AS w(id, subject, correlation, traceparent, url, host, body, at, event)",
+                 AS w(id, subject, correlation, traceparent, url, host, body, at, event)"),
             &[&ids, &subjects, &correlations, &traces, &urls, &hosts, &bodies, &times, &events],
         )
         .await?;
@@ -354,7 +354,7 @@ async fn add_log_entries(client: &Object, limits: &StoredJobLimits, entries: Vec
         return Ok(());
     }
     let (jobs, logs): (Vec<Uuid>, Vec<String>) =
-        entries.into_iter().map(|(job, due_webhook)| (job, LogLine::chunk(&[due_webhook]))).unzip();
+        entries.into_iter().map(|(job, entry)| (job, LogLine::chunk(&[entry]))).unzip();
     // Locked, so that the job is not deleted just now, leaving its log entry behind.
     client
         .execute(
@@ -367,7 +367,7 @@ async fn add_log_entries(client: &Object, limits: &StoredJobLimits, entries: Vec
     trim_logs(client, limits, &jobs).await
 }
 
-/// Makes webhooks due that a dead node was sending: that node will report no outcome.
+/// Makes the webhooks that a dead node was sending due again, because that node will report no outcome.
 pub async fn release_abandoned(shared: &Shared, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let released = client
@@ -412,7 +412,7 @@ async fn redeliver_in(client: &Object, id: WebhookId, by: &str, now: Timestamp) 
             &[&now.as_ms(), &id.0],
         )
         .await?;
-    audit::add(client, &redelivered(id, subject, &url, was, by), now).await?;
+    audit::add(client, &redeliver_audit(id, subject, &url, was, by), now).await?;
     Ok(Some(subject))
 }
 
@@ -428,7 +428,7 @@ pub async fn remove(client: &Object, subjects: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Deletes webhooks of deleted jobs and tasks that are older than the retention of every job.
+/// Deletes webhooks that were settled longer ago than any finished job is kept, unless their task still exists.
 pub async fn prune(client: &Object, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     client
@@ -514,7 +514,7 @@ fn borrowed(parameters: &Parameters) -> Vec<&(dyn ToSql + Sync)> {
     parameters.iter().map(|parameter| parameter.as_ref() as &(dyn ToSql + Sync)).collect()
 }
 
-/// Returns the condition for matching webhooks below `after`, and its parameters.
+/// Returns the condition for matching webhooks whose id is below `after`, and its parameters.
 fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Parameters) {
     let mut sql = "id < $1".to_owned();
     let mut parameters: Parameters = vec![Box::new(after.map_or(Uuid::max(), |id| id.0))];

@@ -160,7 +160,7 @@ pub async fn counts_by_state(shared: &Shared) -> Result<BTreeMap<WorkerState, u6
     Ok(rows.iter().map(|row| (worker_state(row.get(0)), row.get::<_, i64>(1).unsigned_abs())).collect())
 }
 
-/// Returns the numbers of these states, or of all.
+/// Returns the numbers of these states, or of all states if the list is empty.
 fn codes(states: &[WorkerState]) -> Vec<i16> {
     let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
     wanted.iter().map(|state| worker_code(*state)).collect()

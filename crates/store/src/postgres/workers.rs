@@ -148,7 +148,7 @@ pub async fn admit(shared: &Shared, entry: &WorkerEntry, now: Timestamp) -> Resu
     Ok(admitted)
 }
 
-/// Also returns whether it has moved from another node.
+/// Registers a worker, or resumes its live registration. Also returns whether the worker has moved from another node.
 async fn admit_in(
     shared: &Shared,
     client: &Object,

@@ -37,7 +37,12 @@ pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
 }
 
 /// Runs `work` and records its actor. A rejected action leaves no entry.
-pub fn with<T>(tx: &Tx, entry: Option<AuditEntry>, now: Timestamp, work: impl FnOnce(&Tx) -> Result<T>) -> Result<T> {
+pub fn run_audited<T>(
+    tx: &Tx,
+    entry: Option<AuditEntry>,
+    now: Timestamp,
+    work: impl FnOnce(&Tx) -> Result<T>,
+) -> Result<T> {
     let Some(entry) = &entry else { return work(tx) };
     events::with_actor(tx, &entry.actor, |tx| {
         let done = work(tx)?;
@@ -49,7 +54,7 @@ pub fn with<T>(tx: &Tx, entry: Option<AuditEntry>, now: Timestamp, work: impl Fn
 /// Number of entries that one round checks, oldest first.
 const PRUNE: i64 = 1_000;
 
-/// Deletes entries, and bulk actions that had finished, from before `cutoff`.
+/// Deletes entries from before `cutoff`, and bulk actions that finished before it.
 pub fn prune(tx: &Tx, cutoff: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(

@@ -53,7 +53,7 @@ pub fn begin(tx: &Tx, bulk: &NewBulk, due_at: Timestamp, now: Timestamp) -> Resu
         (
             bulk.id.0,
             bulk.work.name(),
-            bulk.work.shown().to_string(),
+            bulk.work.to_api_json().to_string(),
             &bulk.actor,
             bulk.per_second.map_or(0, i64::from),
             now.as_ms(),

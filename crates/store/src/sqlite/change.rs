@@ -254,12 +254,12 @@ fn move_patched(
     match (state, patch.scheduled_at) {
         // It waits for its parents: only the lane can change.
         _ if blocked => {
-            tx.connection.execute(SHIFT, (new_lane, None::<i64>, lane, id.0))?;
+            tx.connection.execute(MOVE_WAITING, (new_lane, None::<i64>, lane, id.0))?;
         }
         // The time of its next attempt.
         (JobState::Retrying, when) => {
             let due_at = when.map(|when| when.unwrap_or(now).as_ms());
-            tx.connection.execute(SHIFT, (new_lane, due_at, lane, id.0))?;
+            tx.connection.execute(MOVE_WAITING, (new_lane, due_at, lane, id.0))?;
             if let Some(due_at) = due_at {
                 tx.queue_changed(QueueChange::delayed(new_lane, due_at, id));
             }
@@ -297,7 +297,7 @@ fn move_patched(
             }
         }
         (_, None) => {
-            tx.connection.execute(SHIFT, (new_lane, None::<i64>, lane, id.0))?;
+            tx.connection.execute(MOVE_WAITING, (new_lane, None::<i64>, lane, id.0))?;
         }
     }
     deltas.add(lane, Tally::of(state), -1);
@@ -306,7 +306,7 @@ fn move_patched(
     Ok(())
 }
 
-const SHIFT: &str = sql!(
+const MOVE_WAITING: &str = sql!(
     "UPDATE waiting SET lane = ?, due_at = coalesce(?, due_at) WHERE lane = ? AND state IN ({PENDING}, {RETRYING}) AND id = ?"
 );
 

@@ -1,4 +1,4 @@
-//! Copies the write-ahead log into the database file, most of it beside the writer.
+//! Copies the write-ahead log into the database file, most of it without blocking the writer.
 //!
 //! A thread with a connection of its own copies the pages while the writer continues. Then the writer copies the few that were added
 //! meanwhile, after which the log begins again at its start. A log that grows faster than it is copied makes the writer wait.
@@ -17,18 +17,18 @@ use rusqlite::{Connection, hooks::Wal};
 use super::{Shared, writer::cause};
 use crate::Result;
 
-/// Pages of the log after which they are copied. 32 MiB are large enough to write a page that changes often only once, small enough
-/// to stay in cache.
+/// Number of pages in the log at which a copy starts. With 32 MiB, a page that changes often is copied only once, and the log stays
+/// in the cache.
 const PAGES: i32 = 8_192;
-/// Pages of the log at which the writer waits for the copy.
+/// Number of pages in the log at which the writer waits for the copy.
 const MAX_PAGES: i32 = 2 * PAGES;
-/// Pages that the writer copies itself.
+/// The thread stops when no more than this number of pages is left for the writer to copy.
 const LAST_PAGES: i32 = 256;
 /// How often the thread copies what was added during its previous copy.
 const ROUNDS: usize = 4;
 
 pub struct Checkpoints {
-    /// Pages of the log, after the last commit.
+    /// Number of pages in the log after the last commit.
     log_pages: Arc<AtomicI32>,
     /// Number of pages at which the next copy starts.
     next_at: i32,
@@ -41,7 +41,7 @@ pub struct Checkpoints {
 impl Checkpoints {
     /// Starts the thread, which uses `connection`.
     pub fn start(writer: &mut Connection, connection: Connection, shared: Arc<Shared>) -> Result<Checkpoints> {
-        // SQLite ignores the errors of its automatic checkpoints.
+        // Replaces SQLite's automatic checkpoints, which ignore their errors.
         let log_pages = Arc::new(AtomicI32::new(0));
         let counted = log_pages.clone();
         writer.wal_hook(Some(move |_: &mut Wal, pages| {

@@ -39,7 +39,8 @@ pub struct ReadyRow {
     pub must_record_start: bool,
 }
 
-/// Serves one request after the other. A thousand idle workers must not search a thousand times for one job.
+/// Serves one request after the other, and skips the lanes that an earlier one has emptied: a thousand idle workers must not search a
+/// thousand times for one job.
 pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec<ClaimResult>> {
     let mut empty = HashSet::new();
     let rules = tx.shared.rules.current();

@@ -1,4 +1,4 @@
-//! Dead letters: retries, deletes, searches and counts failed jobs.
+//! Retries, deletes, searches and counts dead letters: jobs that failed permanently.
 
 use async_trait::async_trait;
 use faena_domain::{Attempt, JobId, JobState, Timestamp};
@@ -32,14 +32,14 @@ impl DeadLetterStore for Sqlite {
 
 pub fn retry(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     require_failed(tx, id, "be retried as a dead letter")?;
-    audit::with(tx, audit_entry(Some(by), "dead_letter.retry", id, serde_json::json!({})), now, |tx| {
+    audit::run_audited(tx, audit_entry(Some(by), "dead_letter.retry", id, serde_json::json!({})), now, |tx| {
         change::retry(tx, id, &retried_by(Some(by)), now).map(|_| ())
     })
 }
 
 pub fn delete(tx: &Tx, id: JobId, by: &str, now: Timestamp) -> Result<()> {
     require_failed(tx, id, "be deleted as a dead letter")?;
-    audit::with(tx, audit_entry(Some(by), "dead_letter.delete", id, serde_json::json!({})), now, |tx| {
+    audit::run_audited(tx, audit_entry(Some(by), "dead_letter.delete", id, serde_json::json!({})), now, |tx| {
         change::delete(tx, id, now)
     })
 }

@@ -16,11 +16,11 @@ use crate::{
     dependents::PARENTS_PER_SLICE,
     events::SYSTEM,
     plan::{Deltas, Dequeued, parent_cause},
-    sql::CANCELLED,
     sql::sql,
+    sql::{CANCELLED, PENDING},
 };
 
-/// Releases the jobs that depend on `finished`, or cancels them, and so on down the graph. Returns how many.
+/// Releases the jobs that depend on `finished`, or cancels them, and so on down the graph. Returns how many jobs it moved.
 ///
 /// A transaction processes one slice of a large graph. It records the parents of the rest in `unreleased`, and the promoter
 /// continues with them.
@@ -136,7 +136,7 @@ fn parent_ended(
     if moved {
         add_log_entry(tx, child, None, LogLine::new(now, LogEvent::ParentsDone, ""))?;
         match options.scheduled_at {
-            Some(due_at) if due_at > now => put_waiting(tx, lane, 0, child, due_at, false, 0)?,
+            Some(due_at) if due_at > now => put_waiting(tx, lane, PENDING, child, due_at, false, 0)?,
             _ => {
                 put_ready(tx, lane, now, child, 0, false)?;
                 deltas.moved(lane, Tally::Pending, Tally::Queued, 1);

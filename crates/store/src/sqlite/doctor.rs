@@ -92,7 +92,7 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     let jobs = collector.jobs;
     let mut all = collector.findings();
     all.append(&mut findings);
-    Ok(Inspection { engine: "sqlite", jobs, in_use_by: server.describe(), findings: all })
+    Ok(Inspection { database_kind: "sqlite", jobs, in_use_by: server.describe(), findings: all })
 }
 
 /// Opens the file. Only what SQLite needs to read the write-ahead log is written.

@@ -205,13 +205,13 @@ pub fn prune(
     apply(tx, deltas);
     webhooks::prune(tx, retention, limit, now)?;
     schedules::prune(tx, now.plus_ms(-retention.longest_ms()), limit)?;
-    forget_old_requests(tx, now)?;
+    delete_obsolete_cancel_requests(tx, now)?;
     audit::prune(tx, now.plus_ms(-retention.audit_ms))?;
     Ok(old.len())
 }
 
 /// Deletes cancel requests of jobs that ended before the worker noticed.
-fn forget_old_requests(tx: &Tx, now: Timestamp) -> Result<()> {
+fn delete_obsolete_cancel_requests(tx: &Tx, now: Timestamp) -> Result<()> {
     let old: Vec<Uuid> = tx
         .connection
         .prepare_cached("SELECT id FROM cancel_request WHERE at < ?")?

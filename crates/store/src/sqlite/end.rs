@@ -27,14 +27,14 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
     let mut deltas = Deltas::default();
     let mut finished = Vec::new();
     let mut answers = Vec::with_capacity(ends.len());
-    let parents_matter = has_rows(tx, "SELECT 1 FROM dependency LIMIT 1")?;
+    let has_dependencies = has_rows(tx, "SELECT 1 FROM dependency LIMIT 1")?;
     signal_capacity(tx, ends.iter().map(|end| end.lane));
     for end in ends {
         let id = end.id;
         let claim = claim_status(tx, end.run, &mut claims)?;
         if claim == ClaimStatus::Plain && complete_plainly(tx, &end)? {
             deltas.moved(end.lane, Tally::InFlight, Tally::Completed, 1);
-            if parents_matter {
+            if has_dependencies {
                 finished.push(id);
             }
             answers.push(true);
@@ -64,7 +64,7 @@ pub fn end(tx: &Tx, ends: Vec<RunEnd>, now: Timestamp) -> Result<Vec<bool>> {
                         }
                     });
                 }
-                if state.is_terminal() && parents_matter {
+                if state.is_terminal() && has_dependencies {
                     finished.push(id);
                 }
                 answers.push(true);
@@ -101,7 +101,7 @@ fn end_one(tx: &Tx, end: RunEnd, deltas: &mut Deltas) -> Result<JobState> {
     if let Some(reason) = end.outcome.error_reason() {
         deltas.timed_out(end.lane, reason);
     }
-    // Only the fast path trusts `may_have_other_rows`: the reporter may not know about everything that is stored.
+    // Only completions trust `may_have_other_rows`; for all other ends, the reporter may not know about everything that is stored.
     if end.may_have_other_rows || state != JobState::Completed || tx.is_keyed(end.lane) {
         clean_up(tx, end.id, JobExit::of(state))?;
     }

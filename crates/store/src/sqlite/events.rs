@@ -57,7 +57,7 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
             let begun = skip_position(tx.connection)?;
             tx.connection.prepare_cached("UPDATE subscription SET since = ? WHERE id = ?")?.execute((begun, id))?;
         }
-        // Subscriptions that only keep events add up their types, because several readers share one name.
+        // The types of a sink replace its earlier ones. A subscription of readers keeps them, because several readers share it.
         if let SubscriptionMode::Queue(_) = subscribe.mode {
             tx.connection.prepare_cached("DELETE FROM subscription_pattern WHERE subscription = ?")?.execute([id])?;
             for partition in 0..PARTITIONS {
@@ -101,17 +101,17 @@ const EVENTS_OFF: &str = include_str!("events_off.sql");
 
 /// Switches events on or off, depending on whether a subscription exists.
 pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Result<()> {
-    let wanted =
+    let has_subscriptions =
         connection.prepare_cached("SELECT 1 FROM subscription WHERE until > ? LIMIT 1")?.exists([now.as_ms()])?;
     let on = connection
         .prepare_cached("SELECT 1 FROM sqlite_temp_master WHERE type = 'trigger' AND name = 'event_job'")?
         .exists([])?;
-    if wanted && !on {
+    if has_subscriptions && !on {
         connection.execute_batch(EVENTS_ON)?;
-    } else if !wanted && on {
+    } else if !has_subscriptions && on {
         connection.execute_batch(EVENTS_OFF)?;
     }
-    shared.events_on.store(wanted, std::sync::atomic::Ordering::Relaxed);
+    shared.events_on.store(has_subscriptions, std::sync::atomic::Ordering::Relaxed);
     Ok(())
 }
 
@@ -119,7 +119,7 @@ pub fn switch(connection: &Connection, shared: &Shared, now: Timestamp) -> Resul
 pub fn with_actor<T>(tx: &Tx, actor: &str, work: impl FnOnce(&Tx) -> Result<T>) -> Result<T> {
     set_actor(tx, actor)?;
     let done = work(tx);
-    // Also after an error: other calls share the transaction.
+    // Resets it even after an error, because other calls share the transaction.
     let reset = set_actor(tx, SYSTEM);
     done.and_then(|done| reset.map(|()| done))
 }
@@ -136,12 +136,12 @@ pub fn set_actor(tx: &Tx, actor: &str) -> Result<()> {
 /// subscription is left.
 pub fn prune(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let over: Vec<i64> = tx
+    let expired: Vec<i64> = tx
         .connection
         .prepare_cached("SELECT id FROM subscription WHERE until <= ?")?
         .query_map([now.as_ms()], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    for sink in over {
+    for sink in expired {
         for sql in [
             "DELETE FROM subscription_pattern WHERE subscription = ?",
             "DELETE FROM outbox_lease WHERE sink = ?",

@@ -1,4 +1,4 @@
-//! The jobs around a job.
+//! Reads the dependency graph around a job.
 
 use std::collections::HashMap;
 

@@ -6,9 +6,9 @@ use serde_json::json;
 
 use super::{Sqlite, audit, change, dead_letters, due, events, graph, list, position, read, submit, writer::Tx};
 use crate::{
-    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobIdPage, JobPage, JobPatch, JobPosition, JobStore,
-    LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, audit::audit_entry, audit::retried_by,
-    events::SYSTEM, lanes::LaneName, lists::Span, plan,
+    CancelOutcome, Counts, DueResult, Filter, InFlightCount, JobCountStore, JobIdPage, JobPage, JobPatch, JobPosition,
+    JobStore, LaneId, LogCursor, LogPage, Page, Result, Retention, Retried, Submitted, audit::audit_entry,
+    audit::retried_by, events::SYSTEM, lanes::LaneName, lists::Span, plan,
 };
 
 #[async_trait]
@@ -29,22 +29,22 @@ impl JobStore for Sqlite {
     async fn job_cancel(&self, id: JobId, reason: &str, by: Option<&str>, now: Timestamp) -> Result<CancelOutcome> {
         let reason = reason.to_owned();
         let entry = audit_entry(by, "job.cancel", id, json!({ "reason": reason }));
-        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::cancel(tx, id, &reason, now))).await
+        self.writer.call(move |tx| audit::run_audited(tx, entry, now, |tx| change::cancel(tx, id, &reason, now))).await
     }
 
     async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried> {
         let (entry, by) = (audit_entry(by, "job.retry", id, json!({})), retried_by(by));
-        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::retry(tx, id, &by, now))).await
+        self.writer.call(move |tx| audit::run_audited(tx, entry, now, |tx| change::retry(tx, id, &by, now))).await
     }
 
     async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()> {
         let entry = audit_entry(by, "job.patch", id, json!({ "changed": patch.describe() }));
-        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::patch(tx, id, patch, now))).await
+        self.writer.call(move |tx| audit::run_audited(tx, entry, now, |tx| change::patch(tx, id, patch, now))).await
     }
 
     async fn job_delete(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<()> {
         let entry = audit_entry(by, "job.delete", id, json!({}));
-        self.writer.call(move |tx| audit::with(tx, entry, now, |tx| change::delete(tx, id, now))).await
+        self.writer.call(move |tx| audit::run_audited(tx, entry, now, |tx| change::delete(tx, id, now))).await
     }
 
     async fn job_promote(&self, limit: usize, now: Timestamp) -> Result<DueResult> {
@@ -113,7 +113,10 @@ impl JobStore for Sqlite {
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>> {
         self.read(move |connection, _| read::steps(connection, &ids)).await
     }
+}
 
+#[async_trait]
+impl JobCountStore for Sqlite {
     async fn ready_since(&self) -> Result<Vec<(LaneId, Timestamp)>> {
         self.read(|connection, _| read::ready_since(connection)).await
     }

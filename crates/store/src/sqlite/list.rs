@@ -256,7 +256,7 @@ fn ids_by_part_of_name(connection: &Connection, query: &ListQuery, range: Range)
     Ok(scan.window(lists::COUNT_LIMIT))
 }
 
-/// Returns the newest ids of each lane and table. The counters say which lanes have jobs in a table.
+/// Returns the first ids of each lane and table, in the order of the list. The counters say which lanes have jobs in a table.
 pub fn ids_by_lane(
     connection: &Connection,
     query: &ListQuery,

@@ -1,4 +1,4 @@
-//! The embedded engine: one writer thread that commits in groups, and a few readers.
+//! The store in a SQLite file, for one node: one writer thread that commits in groups, and a few readers.
 
 mod api_keys;
 mod audit;
@@ -6,37 +6,36 @@ mod bulk;
 mod change;
 mod checkpoint;
 mod claim;
-pub mod doctor;
-mod due;
-mod graph;
-mod history;
-mod dependents;
-mod end;
-pub mod events;
-mod release;
-mod inbox;
 mod cleanup;
 mod dead_letters;
-pub mod limited_claim;
+mod dependents;
+pub mod doctor;
+mod due;
+mod end;
+pub mod events;
+mod graph;
+mod history;
+mod inbox;
 mod job_log;
 mod jobs;
 mod lanes;
+pub mod limited_claim;
 mod list;
 mod machines;
 mod nodes;
-mod outbox_dlq;
-mod worker_reads;
-mod run_updates;
 mod outbox;
+mod outbox_dlq;
+mod position;
 mod private;
 mod queue;
 mod read;
+mod release;
 mod rules;
+mod run_updates;
 mod schedules;
 mod search;
 mod signals;
 mod storage;
-mod position;
 mod submit;
 mod task_keys;
 mod task_limits;
@@ -45,6 +44,7 @@ mod tasks;
 pub mod transfer;
 mod usage;
 mod webhooks;
+mod worker_reads;
 mod workers;
 mod writer;
 
@@ -137,7 +137,7 @@ impl Sqlite {
         })?;
         // Only now, because a file that is not a database of Faena must not be changed.
         private::restrict_files(path);
-        // The previous owner of this file has ended, because its lock is free, so its claims are released.
+        // The lock was free, so the process that used this file before has ended. Without its node, its claims are released.
         writer.execute("DELETE FROM node", [])?;
         writer.execute("UPDATE outbox_lease SET node = NULL, until = 0 WHERE node IS NOT NULL", [])?;
         writer.execute("DELETE FROM outbox_node", [])?;
@@ -191,7 +191,7 @@ impl Sqlite {
 }
 
 impl Sqlite {
-    /// Changes settings. The writer applies them before they are committed; if that fails, it loads the stored ones.
+    /// Changes settings. The writer uses them before they are committed; if the commit fails, the stored ones are loaded again.
     async fn change_rules(&self, change: impl FnOnce(&writer::Tx) -> Result<()> + Send + 'static) -> Result<()> {
         let result = self.writer.call(change).await;
         if result.is_err() {
@@ -229,7 +229,7 @@ fn connect(path: &Path, cache_kib: i64) -> rusqlite::Result<Connection> {
     connection.pragma_update(None, "cache_size", -cache_kib)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", false)?;
-    // `Checkpoints` does that.
+    // `Checkpoints` runs the checkpoints.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     connection.set_prepared_statement_cache_capacity(256);
@@ -319,8 +319,7 @@ impl Store for Sqlite {
     async fn close(&self) {
         self.writer.stop().await;
         if let Some(lock) = self.lock.lock().take() {
-            // Closing the file is not enough: a process that is being started has a copy of it until it runs its
-            // own program.
+            // Closing the file is not enough: a child process that is being started shares it until it executes its own program.
             let _ = lock.unlock();
         }
     }

@@ -1,4 +1,4 @@
-//! Dead letters of sinks, and events that are published again.
+//! Dead letters of sinks: lists, replays and resolves them. Also republishes events that were already published.
 
 use faena_domain::Timestamp;
 use rusqlite::{Connection, Row};
@@ -96,7 +96,7 @@ pub fn replay(tx: &Tx, filter: &DeadFilter, per_second: Option<u32>, by: &str, n
             .execute((now.as_ms(), by, REPLAYED, id))?;
     }
     if !dead_letters.is_empty() {
-        audit::add(tx, &outbox::replayed(filter, by, dead_letters.len()), now)?;
+        audit::add(tx, &outbox::replay_audit(filter, by, dead_letters.len()), now)?;
     }
     Ok(dead_letters.len())
 }
@@ -121,7 +121,7 @@ pub fn resolve(tx: &Tx, filter: &DeadFilter, notes: &str, by: &str, now: Timesta
         ))?
         .execute((sink, kind, aggregate, from, to, resolved, ids, now.as_ms(), by, notes))?;
     if count > 0 {
-        audit::add(tx, &outbox::resolved(filter, notes, by, count), now)?;
+        audit::add(tx, &outbox::resolve_audit(filter, notes, by, count), now)?;
     }
     Ok(count)
 }
@@ -162,6 +162,6 @@ pub fn republish(
     for (n, (position, subject)) in events.iter().enumerate() {
         put_back(tx, sink, *position, *subject, due_at(n, per_second, now))?;
     }
-    audit::add(tx, &outbox::republished(what, by, events.len()), now)?;
+    audit::add(tx, &outbox::republish_audit(what, by, events.len()), now)?;
     Ok(Some(events.len()))
 }

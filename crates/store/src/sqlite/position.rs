@@ -50,7 +50,8 @@ fn parents(connection: &Connection, id: JobId) -> Result<Vec<(JobId, Option<JobS
     parents.into_iter().map(JobId).map(|parent| Ok((parent, read::state_of(connection, parent)?))).collect()
 }
 
-/// Counts lane by lane: jobs with a smaller score became ready before a certain time.
+/// Counts the ready jobs of the queue that come before this one. In each lane, those are the jobs that became ready before a
+/// certain time.
 fn ahead(
     connection: &Connection,
     shared: &Shared,

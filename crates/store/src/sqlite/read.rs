@@ -1,4 +1,4 @@
-//! Reads: single jobs, lists, counters, due work.
+//! Reads: single jobs, counters, due work.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -99,7 +99,7 @@ pub fn configure(tx: &Tx, configured: &ConfiguredRules, now: Timestamp) -> Resul
             tx.connection.execute("DELETE FROM limit_rule WHERE scope = ? AND name = ?", stored.scope.parts())?;
         }
     }
-    // Existing rows are updated, so that what is left of a rate stays.
+    // Existing rows are updated, not replaced, so that a rate limit keeps its tokens.
     for (scope, limit) in &configured.limits {
         let (number, name) = scope.parts();
         let (concurrency, count, period_ms) = columns(limit);
@@ -124,7 +124,7 @@ pub fn configure(tx: &Tx, configured: &ConfiguredRules, now: Timestamp) -> Resul
             (name, strict, fairness.map(fairness_code), CONFIG),
         )?;
     }
-    changed(tx)
+    reload_and_signal(tx)
 }
 
 pub fn set_queue(tx: &Tx, name: &str, patch: &QueuePatch, by: &str, now: Timestamp) -> Result<()> {
@@ -155,7 +155,7 @@ pub fn set_queue(tx: &Tx, name: &str, patch: &QueuePatch, by: &str, now: Timesta
         put_limit(tx, &scope, &limit, by, now)?;
     }
     audit::add(tx, &queue_audit(name, patch, by), now)?;
-    changed(tx)
+    reload_and_signal(tx)
 }
 
 fn limit_of(tx: &Tx, scope: &Scope) -> Result<Limit> {
@@ -165,7 +165,7 @@ fn limit_of(tx: &Tx, scope: &Scope) -> Result<Limit> {
 pub fn set_limit(tx: &Tx, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) -> Result<()> {
     put_limit(tx, scope, limit, by, now)?;
     audit::add(tx, &limit_audit(scope, limit, by), now)?;
-    changed(tx)
+    reload_and_signal(tx)
 }
 
 pub fn reset_limit(tx: &Tx, scope: &Scope, configured: Option<Limit>, by: &str, now: Timestamp) -> Result<()> {
@@ -185,7 +185,7 @@ pub fn reset_limit(tx: &Tx, scope: &Scope, configured: Option<Limit>, by: &str, 
         }
     }
     audit::add(tx, &reset_audit(scope, configured, by), now)?;
-    changed(tx)
+    reload_and_signal(tx)
 }
 
 /// Writes a limit. A rate that changes starts with a full bucket.
@@ -204,9 +204,9 @@ fn put_limit(tx: &Tx, scope: &Scope, limit: &Limit, by: &str, now: Timestamp) ->
     Ok(())
 }
 
-/// Opens every key queue, because the new settings may allow more. The writer reads the settings from the cache, so they
-/// apply from this commit on.
-pub fn changed(tx: &Tx) -> Result<()> {
+/// Opens every key queue, because the new settings may allow more jobs, and reloads the cached settings, which the writer
+/// uses from this commit on.
+pub fn reload_and_signal(tx: &Tx) -> Result<()> {
     let closed: Option<i64> =
         tx.connection.query_row("SELECT 1 FROM key_queue WHERE open = 0 LIMIT 1", [], |row| row.get(0)).optional()?;
     if closed.is_some() {

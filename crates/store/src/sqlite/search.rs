@@ -1,4 +1,4 @@
-//! Reads what lists filter, show and sort by but neither the row of a job nor its table contains.
+//! Reads values that lists show, filter or sort by, and that are neither in the row of the job nor in that of its state.
 
 use std::collections::HashMap;
 

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use crate::{Cause, Result, StoreError};
 
-/// Space that must be free again before a full disk counts as usable: a few transactions.
+/// Space that must be free again before a full disk counts as usable: enough for a few transactions.
 const SPACE_BYTES: usize = 256 << 10;
 
 pub struct Storage {
@@ -65,19 +65,19 @@ impl Storage {
         let mut file =
             fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(marker(&self.path))?;
         writeln!(file, "{cause}")?;
-        // The disk fails already. The file only has to survive this process.
+        // If the disk does not confirm it, nothing more can be done. Usually the file only has to survive this process.
         let _ = file.sync_all();
         Ok(())
     }
 
     /// Checks that the disk accepts writes, if it was full. Blocks.
     ///
-    /// Small writes often succeed on a full disk, because the log has space of its own.
+    /// A small transaction says nothing: it often succeeds on a full disk, because the write-ahead log reuses its space.
     pub fn check_space(&self) -> Result<()> {
         if !self.is_full.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let path = beside(&self.path, "space");
+        let path = with_suffix(&self.path, "space");
         let write = || {
             let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&path)?;
             file.write_all(&vec![b'x'; SPACE_BYTES])?;
@@ -115,9 +115,9 @@ pub fn check_after_failure(path: &Path, connection: &Connection) -> Result<()> {
 }
 
 fn marker(path: &Path) -> PathBuf {
-    beside(path, "failed")
+    with_suffix(path, "failed")
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(format!("{}.{suffix}", path.display()))
 }

@@ -162,7 +162,7 @@ fn key_of(tx: &Tx, id: JobId) -> Result<Option<i64>> {
     Ok(options.and_then(|options| options.concurrency_key).map(|key| plan::key_number(&key)))
 }
 
-/// Creates the key queue for a job that became ready at `ready_at`, unless it exists.
+/// Creates the key queue for a job that became ready at `ready_at`, or moves an existing one forward to that time.
 pub fn put_key_queue(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(
@@ -216,7 +216,7 @@ pub fn put_ended_without_run(
     Ok(())
 }
 
-/// Adds to the changes of the counters that are written at the end of the transaction.
+/// Adds `deltas` to the changes of the counters, which are written at the end of the transaction.
 pub fn apply(tx: &Tx, deltas: Deltas) {
     tx.deltas.borrow_mut().merge(deltas);
 }

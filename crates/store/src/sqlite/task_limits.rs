@@ -110,5 +110,5 @@ pub fn apply_definition(tx: &Tx, definition: &Definition, by: &str, now: Timesta
             (name, MACHINE),
         )?,
     };
-    if changed > 0 { rules::changed(tx) } else { Ok(()) }
+    if changed > 0 { rules::reload_and_signal(tx) } else { Ok(()) }
 }

@@ -1,7 +1,8 @@
 //! Inputs for tasks that wait for the writer. The first call that the writer runs applies all of them together.
 //!
 //! A savepoint copies every page that is changed in it. One savepoint per input costs as much as a third of its writes (20 of
-//! 60 us in a bare loop with the same statements outside of Faena), so all waiting inputs share one. If they cannot be applied together, each gets its own.
+//! 60 us in a bare loop with the same statements outside of Faena), so all waiting inputs share one. If they cannot be applied
+//! together, each gets its own.
 
 use faena_domain::Timestamp;
 use parking_lot::Mutex;
@@ -11,7 +12,7 @@ use super::{Sqlite, tasks, writer::Tx};
 use crate::{Result, StoreError, TaskAnswer, TaskInput};
 
 /// Number of calls that are applied together.
-const GROUP: usize = 512;
+const MAX_GROUP_CALLS: usize = 512;
 
 /// Inputs of one caller, with its time.
 pub type TimedInputs = (Vec<TaskInput>, Timestamp);
@@ -41,7 +42,7 @@ impl TaskQueue {
     fn run(&self, tx: Option<&Tx>) -> Result<()> {
         let (calls, senders): (Vec<TimedInputs>, Vec<_>) = {
             let mut waiting = self.0.lock();
-            let count = waiting.len().min(GROUP);
+            let count = waiting.len().min(MAX_GROUP_CALLS);
             waiting.drain(..count).unzip()
         };
         let Some(tx) = tx.filter(|_| !calls.is_empty()) else {

@@ -14,7 +14,7 @@ use crate::{
     jobs::state_of_code,
     sql::sql,
     webhooks::{
-        AfterLoss, COUNTED, COUNTED_STATES, Ended, KEPT_ATTEMPTS, LOST, NewWebhook, lost_line, raw, redelivered,
+        AfterLoss, COUNTED, COUNTED_STATES, Ended, KEPT_ATTEMPTS, LOST, NewWebhook, lost_line, raw, redeliver_audit,
         state_of, unsettled,
     },
 };
@@ -62,7 +62,7 @@ pub fn create(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOption
         .connection
         .prepare_cached(
             sql!("SELECT l.type, e.state, e.finished_at, e.result, e.error, j.correlation
-             FROM (SELECT 6 AS state, finished_at, result, NULL AS error FROM done WHERE lane = ?1 AND id = ?2
+             FROM (SELECT {COMPLETED} AS state, finished_at, result, NULL AS error FROM done WHERE lane = ?1 AND id = ?2
                    UNION ALL
                    SELECT state, finished_at, NULL, error FROM ended WHERE lane = ?1 AND state IN ({FAILED}, {CANCELLED}) AND id = ?2) e
              CROSS JOIN job j ON j.id = ?2 CROSS JOIN lane l ON l.id = ?1 LIMIT 1"),
@@ -87,8 +87,8 @@ pub fn create(tx: &Tx, lane: LaneId, id: JobId, url: String, options: &JobOption
 pub fn put(tx: &Tx, webhook: NewWebhook) -> Result<()> {
     tx.connection
         .prepare_cached(
-            "INSERT INTO webhook (id, subject, event, correlation, traceparent, url, host, body, created_at, state, due_at)
-             VALUES (?1, ?2, ?9, ?3, ?4, ?5, ?6, ?7, ?8, 0, ?8)",
+            sql!("INSERT INTO webhook (id, subject, event, correlation, traceparent, url, host, body, created_at, state, due_at)
+             VALUES (?1, ?2, ?9, ?3, ?4, ?5, ?6, ?7, ?8, {WEBHOOK_WAITING}, ?8)"),
         )?
         .execute((
             webhook.id.0,
@@ -277,7 +277,7 @@ fn has_job(tx: &Tx, job: JobId) -> Result<bool> {
     Ok(tx.connection.prepare_cached("SELECT 1 FROM job WHERE id = ?")?.exists([job.0])?)
 }
 
-/// Makes webhooks due that a dead node was sending: that node will report no outcome.
+/// Makes the webhooks that a dead node was sending due again, because that node will report no outcome.
 pub fn release_abandoned(tx: &Tx, now: Timestamp) -> Result<()> {
     let released = tx
         .connection
@@ -307,7 +307,7 @@ pub fn redeliver(tx: &Tx, id: WebhookId, by: &str, now: Timestamp) -> Result<Opt
             sql!("UPDATE webhook SET state = {WEBHOOK_WAITING}, due_at = ?, settled_at = NULL, spent = attempts, lost = 0 WHERE id = ?"),
         )?
         .execute((now.as_ms(), id.0))?;
-    audit::add(tx, &redelivered(id, subject, &url, was, by), now)?;
+    audit::add(tx, &redeliver_audit(id, subject, &url, was, by), now)?;
     tx.signal(Signal::Webhook);
     Ok(Some(subject))
 }
@@ -330,7 +330,7 @@ fn remove_all(tx: &Tx, ids: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Deletes webhooks of deleted jobs and tasks that are older than the retention of every job.
+/// Deletes webhooks that were settled longer ago than any finished job is kept, unless their task still exists.
 pub fn prune(tx: &Tx, retention: &Retention, limit: usize, now: Timestamp) -> Result<()> {
     let cutoff = now.plus_ms(-retention.longest_ms()).as_ms();
     let old: Vec<Uuid> = tx
@@ -388,7 +388,7 @@ fn total(connection: &Connection, filter: &WebhookFilter) -> Result<u64> {
     Ok(total.unsigned_abs())
 }
 
-/// Returns the condition for matching webhooks below `after`, and its parameters.
+/// Returns the condition for matching webhooks whose id is below `after`, and its parameters.
 fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Vec<Box<dyn rusqlite::ToSql>>) {
     let mut sql = "id < ?1".to_owned();
     let mut parameters: Vec<Box<dyn rusqlite::ToSql>> = vec![Box::new(after.map_or(Uuid::max(), |id| id.0))];

@@ -179,7 +179,7 @@ pub fn counts_by_state(connection: &Connection) -> Result<BTreeMap<WorkerState, 
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
-/// Returns the numbers of these states, or of all.
+/// Returns the numbers of these states, or of all states if the list is empty.
 fn codes(states: &[WorkerState]) -> String {
     let wanted = if states.is_empty() { &WorkerState::ALL[..] } else { states };
     let codes: Vec<String> = wanted.iter().map(|state| worker_code(*state).to_string()).collect();

@@ -1,7 +1,7 @@
 //! The writer thread. Calls that arrive while it commits share the next commit.
 //!
-//! Each call runs in a savepoint of the shared transaction, so that a failing call undoes only its own writes. Answers and
-//! signals are sent after the commit.
+//! A call that can fail after it has begun to write runs in a savepoint of the shared transaction, so that its failure undoes only
+//! its own writes. Answers and signals are sent after the commit.
 //!
 //! When the disk rejects a write or does not confirm it, the writer stops forever (`storage.rs`): what was written before may be
 //! lost too.
@@ -31,12 +31,12 @@ use crate::{
     Cause, Lane, LaneId, QueueChange, Result, Signal, StoreError, Tally, dependents::EDGES_PER_SLICE, plan::Deltas,
 };
 
-/// Number of calls that may wait for the writer; further callers wait until there is room.
-const QUEUE: usize = 4_096;
-/// Number of large calls that may wait. Their jobs are in memory.
-const LARGE_QUEUE: usize = 32;
-/// Number of calls that share one commit.
-const GROUP: usize = 512;
+/// Maximum number of calls that wait for the writer; further callers wait until there is room.
+const MAX_WAITING_CALLS: usize = 4_096;
+/// Maximum number of large calls that wait. It is small, because their jobs are in memory.
+const MAX_WAITING_LARGE_CALLS: usize = 32;
+/// Maximum number of calls that share one commit.
+const MAX_GROUP_CALLS: usize = 512;
 /// Approximate number of rows that the calls of one commit write together: 10 000 rows take 30 to 50 ms.
 const GROUP_WEIGHT: usize = 10_000;
 /// A call that writes more has a transaction of its own.
@@ -45,8 +45,7 @@ const LARGE_WEIGHT: usize = 2_500;
 /// Whether the transaction can continue, or why it cannot.
 type Outcome = std::result::Result<(), Cause>;
 type Answer = Box<dyn FnOnce(Outcome) + Send>;
-/// Receives `None` if the transaction was lost before this call. Returns the error of the database if the call failed
-/// with one.
+/// Receives `None` if the transaction was lost before this call. Returns whether its writes are kept, and how to answer the caller.
 type Work = Box<dyn FnOnce(Option<&Tx>) -> (Kept, Answer) + Send>;
 
 /// Whether the writes of a call are kept.
@@ -227,8 +226,8 @@ impl Writer {
         signals: broadcast::Sender<Signal>,
         timeout: Duration,
     ) -> Result<Writer> {
-        let (small, small_calls) = mpsc::channel(QUEUE);
-        let (large, large_calls) = mpsc::channel(LARGE_QUEUE);
+        let (small, small_calls) = mpsc::channel(MAX_WAITING_CALLS);
+        let (large, large_calls) = mpsc::channel(MAX_WAITING_LARGE_CALLS);
         let waiting = Waiting { small: small_calls, large: large_calls };
         // A task of the runtime sends the answers: waking a hundred callers from this thread one by one costs more
         // than their writes.
@@ -438,7 +437,7 @@ fn commit_group(
             }
             Err(_) => answers.push((call.run)(None).1),
         }
-        let has_room = answers.len() < GROUP && weight < GROUP_WEIGHT;
+        let has_room = answers.len() < MAX_GROUP_CALLS && weight < GROUP_WEIGHT;
         next = followers.as_mut().filter(|_| has_room).and_then(|calls| calls.try_recv().ok());
     }
     if outcome.is_ok() {
@@ -471,7 +470,7 @@ fn check_file(tx: &Tx) -> Outcome {
         .connection
         .prepare_cached("PRAGMA data_version")
         .and_then(|mut pragma| pragma.query_row([], |row| row.get(0)));
-    tx.shared.task_cache.lock().at_version(version.map_err(cause)?);
+    tx.shared.task_cache.lock().set_file_version(version.map_err(cause)?);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Which tables and columns are moved: everything that both databases have.
 //!
-//! The tables are read from the databases, so a migration that adds one needs no change here. What only one of them has must be named
-//! below; anything else stops the move before it begins.
+//! The tables are read from the databases, so a migration that adds one needs no change here. A table or column that only one
+//! database has must be listed below; otherwise it stops the move before it begins.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::{Result, StoreError};
 /// Tables that are not copied. `run_sequence` becomes the sequence `run`; the others describe their own database.
 const NOT_COPIED: [&str; 5] = ["faena_schema", "run_sequence", "metrics_lease", "move", "move_progress"];
 
-/// Columns of PostgreSQL only, and what the rows of SQLite have there, as an expression of SQLite.
+/// Columns that only PostgreSQL has, and the SQLite expression for their values.
 const COMPUTED: [(&str, &str, &str); 2] = [("counter", "shard", "0"), ("lane", "retired", "0")];
 
-/// Columns of PostgreSQL only that stay absent.
+/// Columns that only PostgreSQL has and that stay `NULL`.
 const ABSENT: [(&str, &str); 1] = [("lane", "fence")];
 
 /// Columns whose meaning does not follow from their type.

@@ -41,6 +41,22 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Returns the name of a value of this kind, for errors.
+    fn description(self) -> &'static str {
+        match self {
+            Kind::Bool => "a boolean",
+            Kind::Int2 | Kind::Int4 | Kind::Int8 => "an integer",
+            Kind::Float => "a number",
+            Kind::Text => "a text",
+            Kind::Id => "an id",
+            Kind::Bytes => "a byte string",
+            Kind::Ids => "a list of ids",
+            Kind::Int2s => "a list of integers",
+            Kind::Time => "a time",
+            Kind::Pattern => "a pattern",
+        }
+    }
+
     /// Returns the kind for the name of a PostgreSQL type.
     pub fn of_type(name: &str) -> Option<Kind> {
         Some(match name {
@@ -116,7 +132,9 @@ impl Value {
                 let numbers = bytes.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair));
                 Value::Int2s(numbers.map(|n| i16::try_from(n).unwrap_or(i16::MAX)).collect())
             }
-            (kind, other) => return Err(format!("a value of type {} is not a {kind:?}", other.data_type())),
+            (kind, other) => {
+                return Err(format!("a value of type {} is not {}", other.data_type(), kind.description()));
+            }
         })
     }
 
@@ -279,7 +297,7 @@ mod tests {
         let error = |kind, value| Value::from_sqlite(kind, value).expect_err("rejected");
         assert_eq!(error(Kind::Int2, ValueRef::Integer(40_000)), "the number 40000 does not fit");
         assert!(error(Kind::Id, ValueRef::Blob(b"short")).contains("length"));
-        assert!(error(Kind::Ids, ValueRef::Blob(&[0; 17])).contains("not a Ids"));
+        assert!(error(Kind::Ids, ValueRef::Blob(&[0; 17])).contains("not a list of ids"));
         assert!(error(Kind::Text, ValueRef::Integer(1)).contains("Integer"));
         assert_eq!(
             Value::from_sqlite(Kind::Text, ValueRef::Text(b"a\0b")),

@@ -122,7 +122,7 @@ pub async fn everything_that_the_guardian_does_names_the_guardian(fixture: &Fixt
     assert_eq!(
         actors(fixture, jobs[0].id).await[3..],
         [format!("PROCESSING worker:{}", "unknown"), format!("RETRYING {GUARDIAN}")],
-        "the worker starts a job, the guardian takes it away"
+        "the worker starts the job, and the guardian ends the lost run"
     );
     let ended = events_of(fixture, worker.id.0).await.pop().unwrap();
     assert_eq!((ended.kind.as_str(), ended.actor.as_str()), ("worker.terminated", GUARDIAN));

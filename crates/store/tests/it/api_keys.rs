@@ -59,7 +59,7 @@ pub async fn a_rotated_key_keeps_its_id_and_accepts_both_secrets_until_the_overl
     let after = rotate(fixture, key.id, &new, 1_000, 10).await;
     assert_eq!((after.id, after.rotated_at), (key.id, Some(fixture.at(10))));
     assert_eq!((after.groups, after.scopes), (key.groups, key.scopes));
-    assert!(after.without_payloads, "a rotation shows no payloads");
+    assert!(after.without_payloads, "a rotation does not let the key see payloads");
     assert_eq!(after.previous_valid_until, Some(fixture.at(1_000)));
     assert!(is_accepted(fixture, &text(1), 999) && is_accepted(fixture, &new, 999));
     assert!(!is_accepted(fixture, &text(1), 1_000) && is_accepted(fixture, &new, 1_000));

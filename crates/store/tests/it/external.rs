@@ -175,7 +175,7 @@ mod postgres {
     #[tokio::test]
     async fn a_session_without_the_lock_takes_no_rows() {
         on_outbox(1, async |url, client| {
-            // Simulates a transaction-mode pooler, where another session than the one that took the lock runs the statements.
+            // Simulates a transaction-mode pooler, where the session that runs the statements is not the one that took the lock.
             client
                 .batch_execute(
                     "CREATE SCHEMA fake;

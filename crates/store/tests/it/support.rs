@@ -32,7 +32,7 @@ pub struct Fixture {
     pub store: Arc<dyn Store>,
     pub node: NodeId,
     pub worker: WorkerId,
-    /// SQL access to the tables, beside the store.
+    /// SQL access to the tables, without the store.
     pub database: RawDatabase,
     pub url: String,
     /// Chooses the jobs of claims, if the tests run again with the queue in Redis.

@@ -67,7 +67,11 @@ pub async fn a_task_beyond_the_limit_is_queued_and_starts_when_another_ends(fixt
     apply(fixture, tasks[0], Input::Resume { actor: "ana".into() }, 13).await;
     send(fixture, tasks[1], "e1", "finish", 20).await;
     assert_eq!(fire(fixture, 21).await.started, 1);
-    assert_eq!(statuses(fixture, &tasks).await, [Running, Completed, Running, Queued], "the first that came");
+    assert_eq!(
+        statuses(fixture, &tasks).await,
+        [Running, Completed, Running, Queued],
+        "the task that was queued first has started"
+    );
     let records: Vec<String> = history(fixture, tasks[2]).await.into_iter().map(|record| record.event).collect();
     assert_eq!(records, ["task.queued", "task.created"]);
     let subject = |id: TaskId| EventQuery::Subject { id: id.0, after: 0 };

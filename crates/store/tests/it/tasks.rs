@@ -411,7 +411,7 @@ pub async fn open_tasks_are_counted_by_machine_and_state(fixture: &Fixture) {
     send(fixture, first, "p", "pay", 50).await;
     let before = fixture.store.task_measures();
     let fired = fire(fixture, 60_020).await;
-    assert_eq!(fired.deadlines_missed, 1, "of the second order");
+    assert_eq!(fired.deadlines_missed, 1, "the deadline of the second order");
     assert_eq!(fixture.store.task_measures().deadlines_missed, before.deadlines_missed + 1);
     assert_eq!(state(fixture, second).await, "EXPIRED");
     send(fixture, second, "p", "pay", 60_030).await;

@@ -274,7 +274,7 @@ pub async fn ready_waiting_and_cancelled_jobs_emit_signals(fixture: &Fixture) {
     assert_eq!(next().await, Signal::Ready(lane));
 }
 
-/// The loops that make these calls are woken by the signals: a call without effect that sends one would run for ever.
+/// The signals wake the loops that make these calls. If a call without effect sent a signal, its loop would never rest.
 pub async fn calls_that_find_nothing_emit_no_signal(fixture: &Fixture) {
     let now = fixture.at(1_000);
     // PostgreSQL: the first poll reads the rules of other nodes.

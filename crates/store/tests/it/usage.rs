@@ -80,7 +80,7 @@ pub async fn reservations_never_exceed_the_budget_of_a_task(fixture: &Fixture) {
     assert_eq!(
         store.task_tokens_reserve(other_job, 100).await.unwrap(),
         TaskTokens::Reserved(other),
-        "each has its own"
+        "each task has its own budget"
     );
     assert_eq!(
         store.task_tokens_reserve(other_job, u64::MAX).await.unwrap(),

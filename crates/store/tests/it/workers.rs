@@ -12,7 +12,7 @@ use faena_store::{
 
 use crate::support::*;
 
-/// A time before every registration: a sweep deletes only registrations that ended before its time, so none.
+/// A time before every registration. A sweep deletes registrations that ended before the time it is given, so with this time none.
 pub const LONG_AGO: i64 = -1_000_000;
 
 pub async fn states(fixture: &Fixture, key: &str) -> Vec<WorkerState> {

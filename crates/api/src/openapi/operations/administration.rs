@@ -22,13 +22,13 @@ pub fn audit() -> Operation {
 
 pub fn keys() -> Operation {
     Operation::new(Tag::ApiKeys, "listApiKeys", "List API keys, newest first")
-        .about("Without their secrets; revoked and expired keys too.")
+        .about("Includes revoked and expired keys. Secrets are not shown.")
         .short_list::<ApiKeyList>("A page of keys.")
 }
 
 pub fn create_key() -> Operation {
     Operation::new(Tag::ApiKeys, "createApiKey", "Create an API key")
-        .about("The answer contains the secret; no later one does.")
+        .about("The response contains the secret, which is not shown again.")
         .body("NewApiKey", schema::api_key, json!({"name": "mailer", "scopes": ["worker"], "queues": ["mail"]}))
         .json::<ShownApiKey>(201, "The key with its secret.")
         .with_header("Cache-Control")
@@ -41,8 +41,8 @@ fn on_key(id: &'static str, summary: &'static str) -> Operation {
 }
 
 pub fn rotate_key() -> Operation {
-    on_key("rotateApiKey", "Give an API key a new secret")
-        .about("The answer contains the secret; no later one does.")
+    on_key("rotateApiKey", "Rotate the secret of an API key")
+        .about("The response contains the secret, which is not shown again.")
         .optional_body("Rotation", requests::rotation, json!({"overlap": "1h"}))
         .ok::<ShownApiKey>("The key with its new secret.")
         .with_header("Cache-Control")

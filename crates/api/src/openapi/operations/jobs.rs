@@ -70,7 +70,11 @@ pub fn with_filters(operation: Operation) -> Operation {
         .query("workerId", filter_text(), "The worker that has the job, or had it when it finished.")
         .query("error", search_text(), "A part of the error that the job shows; case-insensitive.")
         .query("reason", error_reason(), "Reason of that error.")
-        .query("payload", search_text(), "A part of the payload as it was submitted, in its first 4000 characters; upper and lower case are the same.")
+        .query(
+            "payload",
+            search_text(),
+            "A part of the payload as it was submitted, in its first 4000 characters; case-insensitive.",
+        )
         .query("createdAfter", time(), "Jobs created later than this.")
         .query("createdBefore", time(), "Jobs created earlier than this.")
         .query("q", search_text(), "A part of a name, type or queue, or an exact id, correlation id or key.")
@@ -116,8 +120,8 @@ pub fn why() -> Operation {
 pub fn dependencies() -> Operation {
     let limit = json!({"type": "integer", "minimum": 1, "maximum": 200, "default": 60});
     on_job("getJobDependencies", "Show the jobs that a job depends on, and those that depend on it")
-        .about("And theirs, near ones first, up to a limit. What is left out is counted, up to 10000 dependents of the job itself and 1000 of each other one.")
-        .query("limit", limit, "Jobs of the answer, with the job itself.")
+        .about("Includes indirect dependencies, nearest first, up to `limit` jobs. Jobs that are left out are counted, up to 10000 dependents of the job itself and 1000 of each other job.")
+        .query("limit", limit, "Maximum number of jobs, including the job itself.")
         .ok::<JobGraph>("The job and the jobs around it.")
 }
 
@@ -140,7 +144,7 @@ pub fn log() -> Operation {
     let limit = json!({"type": "integer", "minimum": 1, "maximum": 1_000, "default": 100});
     on_job("getJobLog", "Page through the execution log of a job, oldest entry first")
         .about("`GET /jobs/{id}` has only the newest entries. An entry `dropped` says how many entries are not kept.")
-        .query("limit", limit, "Entries of a page.")
+        .query("limit", limit, "Maximum number of entries.")
         .query("cursor", json!({"type": "string", "pattern": "^[0-9]+-[0-9]+$"}), "`nextCursor` of the previous page.")
         .ok::<JobLog<LogEntry>>("A page of the log.")
 }

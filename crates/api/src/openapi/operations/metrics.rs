@@ -13,8 +13,8 @@ fn operation(id: &'static str, summary: &'static str) -> Operation {
 }
 
 pub fn overview() -> Operation {
-    operation("getMetricsOverview", "Show figures of queues, workers, jobs and schedules")
-        .ok::<MetricsOverview>("The figures of the whole cluster.")
+    operation("getMetricsOverview", "Show metrics of queues, workers, jobs and schedules")
+        .ok::<MetricsOverview>("The metrics of the whole cluster.")
 }
 
 pub fn queues() -> Operation {
@@ -41,5 +41,5 @@ pub fn history() -> Operation {
         .query("until", time(), "End of the last entry. Now if it is absent.")
         .query("queue", filter_text(), "Only this queue.")
         .query("byQueue", with_default(boolean(), false), "One entry per queue, only where something happened.")
-        .ok::<MetricsHistory>("The periods, the oldest first.")
+        .ok::<MetricsHistory>("The periods, oldest first.")
 }

@@ -43,33 +43,33 @@ pub fn show() -> Operation {
 pub fn replay() -> Operation {
     on_event("replayRejectedEvent", "Publish a rejected event again")
         .ok::<DeadEvent>("It is queued.")
-        .conflict("It was resolved before.")
+        .conflict("It is already resolved.")
 }
 
 pub fn resolve() -> Operation {
     on_event("resolveRejectedEvent", "Mark a rejected event as resolved")
         .optional_body("Resolution", requests::resolve_event, json!({"notes": "the receiver has the data"}))
         .ok::<DeadEvent>("It is resolved.")
-        .conflict("It was resolved before.")
+        .conflict("It is already resolved.")
 }
 
 pub fn replay_many() -> Operation {
     operation("replayRejectedEvents", "Publish rejected events again")
-        .about("At most 100 000 per call. A filter that matches every one needs `all`.")
+        .about("At most 100 000 per call. A filter that matches every rejected event needs `all`.")
         .body("EventReplay", requests::replay_events, json!({"filter": {"sink": "orders"}, "perSecond": 100}))
         .ok::<Replayed>("They are queued.")
 }
 
 pub fn resolve_many() -> Operation {
     operation("resolveRejectedEvents", "Mark rejected events as resolved")
-        .about("A filter that matches every one needs `all`.")
+        .about("A filter that matches every rejected event needs `all`.")
         .body("EventResolution", requests::resolve_events, json!({"filter": {"type": "job.*"}, "notes": "not needed"}))
         .ok::<Resolved>("They are resolved.")
 }
 
 pub fn republish() -> Operation {
     let example = json!({"sink": "orders", "from": "2026-11-20T00:00:00Z", "to": "2026-11-21T00:00:00Z"});
-    operation("republishEvents", "Publish events of a time range again")
+    operation("republishEvents", "Republish events of a time range")
         .about("At most 250 000 per call.")
         .body("Republication", requests::republish, example)
         .ok::<Republished>("They are queued.")

@@ -40,7 +40,8 @@ pub fn resume() -> Operation {
 }
 
 pub fn limits() -> Operation {
-    Operation::new(Tag::Limits, "listLimits", "List limits with their use").short_list::<LimitList>("A page of limits.")
+    Operation::new(Tag::Limits, "listLimits", "List limits with their usage")
+        .short_list::<LimitList>("A page of limits.")
 }
 
 pub fn set_limit() -> Operation {

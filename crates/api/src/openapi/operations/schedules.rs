@@ -38,7 +38,6 @@ pub fn create() -> Operation {
         .link("previewSchedule", "id", "/id")
         .link("disableSchedule", "id", "/id")
         .link("deleteSchedule", "id", "/id")
-        .conflict("Another schedule has this name.")
 }
 
 pub fn list() -> Operation {
@@ -67,7 +66,6 @@ pub fn patch() -> Operation {
         .about("An absent field is not changed; `null` restores the default.")
         .body("SchedulePatch", requests::schedule_patch, json!({"cronExpression": "0 10 * * 1-5"}))
         .ok::<ScheduleView>("The changed schedule.")
-        .conflict("Another schedule has this name.")
 }
 
 pub fn delete() -> Operation {

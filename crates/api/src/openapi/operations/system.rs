@@ -32,7 +32,7 @@ fn readiness(id: &'static str) -> Operation {
 pub fn nodes() -> Operation {
     operation("listNodes", "List the server processes that are alive")
         .about("The health of their loops is in `/health/ready` of each node.")
-        .ok::<NodeList>("The nodes, the oldest first.")
+        .ok::<NodeList>("The nodes, oldest first.")
 }
 
 pub fn doctor() -> Operation {

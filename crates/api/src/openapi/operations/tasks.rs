@@ -31,7 +31,7 @@ pub fn register() -> Operation {
 }
 
 pub fn machines() -> Operation {
-    Operation::new(Tag::Machines, "listMachines", "List machines with the number of their tasks")
+    Operation::new(Tag::Machines, "listMachines", "List machines with their task counts")
         .ok::<MachineList>("All versions of all machines.")
         .error(400, "A parameter is unknown.")
 }
@@ -99,7 +99,7 @@ pub fn create() -> Operation {
 }
 
 pub fn list() -> Operation {
-    Operation::new(Tag::Tasks, "listTasks", "List tasks, the newest first")
+    Operation::new(Tag::Tasks, "listTasks", "List tasks, newest first")
         .query("machine", filter_text(), "Only tasks of this machine.")
         .query("version", integer(1, 2_147_483_647), "Only tasks of this version.")
         .query("state", filter_text(), "Only tasks in this state, or in a state inside it.")
@@ -126,11 +126,11 @@ pub fn history() -> Operation {
     on_task("getTaskHistory", "Show what happened to a task")
         .query("after", integer(0, 9_007_199_254_740_991), "Only records after this one.")
         .query("limit", with_default(integer(1, 1_000), 100), "Number of records.")
-        .ok::<HistoryView>("The records, the oldest first.")
+        .ok::<HistoryView>("The records, oldest first.")
 }
 
 pub fn why() -> Operation {
-    on_task("explainTask", "Say what a task waits for").ok::<TaskWhy>("What it waits for.")
+    on_task("explainTask", "Explain what a task waits for").ok::<TaskWhy>("What it waits for.")
 }
 
 pub fn events() -> Operation {
@@ -138,7 +138,7 @@ pub fn events() -> Operation {
         .about("`GET /api/v1/events?taskId=…` streams them.")
         .query("after", integer(0, 9_007_199_254_740_991), "Only events after this sequence.")
         .query("limit", with_default(integer(1, 1_000), 100), "Number of events.")
-        .ok::<TaskEvents>("The stored events, the oldest first.")
+        .ok::<TaskEvents>("The stored events, oldest first.")
 }
 
 pub fn fork() -> Operation {
@@ -167,7 +167,7 @@ pub fn reject() -> Operation {
 
 fn decision(id: &'static str, summary: &'static str) -> Operation {
     on_task(id, summary)
-        .about("With `hash`, a decision about a subject that has changed since is refused.")
+        .about("With `hash`, a decision on a subject that has changed since is refused.")
         .optional_body("TaskDecision", requests::task_decision, json!({"comment": "go ahead"}))
         .ok::<TaskAnswer>("What the decision did.")
         .conflict("No approval is open, it is about another subject, or the caller may not decide.")
@@ -184,11 +184,11 @@ pub fn pause() -> Operation {
     on_task("pauseTask", "Pause a task")
         .about("Events wait, and the pause does not count towards any deadline.")
         .ok::<TaskAnswer>("The task is paused.")
-        .conflict("The task is paused already, or has ended.")
+        .conflict("The task is already paused, or has ended.")
 }
 
 pub fn resume() -> Operation {
-    on_task("resumeTask", "Continue a paused task")
+    on_task("resumeTask", "Resume a paused task")
         .ok::<TaskAnswer>("The task continues.")
         .conflict("The task is not paused.")
 }

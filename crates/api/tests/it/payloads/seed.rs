@@ -1,4 +1,4 @@
-//! Jobs, tasks, schedules, webhooks and events that carry a marker in everything that a job or a task can carry.
+//! Jobs, tasks, schedules, webhooks and events with a marker in every payload, result, log line, error and other content.
 
 use axum::{Router, http::StatusCode};
 use faena_domain::{NodeId, Timestamp};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 
-/// Part of everything that jobs and tasks carry.
+/// A text that every payload, result, log line and error contains.
 pub const MARKER: &str = "s3cr3t-m4rk3r";
 
 const ORDER: &str = "
@@ -86,7 +86,7 @@ impl Worker<'_> {
     }
 }
 
-/// Creates a task that waits for an approval of what it carries, with an event that is deferred.
+/// Creates a task that waits for the approval of a subject with the marker, and has a deferred event.
 async fn task(app: &App) -> String {
     post(app, "/api/v1/machines", json!({"definition": ORDER})).await;
     let new = json!({"machine": "order", "data": {"note": MARKER}, "title": "Order 7", "correlationId": "order-7"});

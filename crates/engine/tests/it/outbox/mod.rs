@@ -12,8 +12,9 @@ mod webhook;
 pub mod support;
 
 use std::{
+    cell::RefCell,
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, Once},
     time::Duration,
 };
 
@@ -23,7 +24,7 @@ use faena_machine::{Definition, Input};
 use faena_store::{DeadFilter, EventQuery, NewMachine, NewTask, OnRejected, SinkView, Store, Tally, TaskInput};
 use serde_json::json;
 use support::{Broker, Proxy};
-use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::fixture::{Fixture, job, unique};
 use destination::Destination;
@@ -125,7 +126,11 @@ fn assert_all_arrived(happened: &[(String, String, i64)], arrived: &[Arrived]) {
         }
         let sequence: i64 = message.text("sequence").parse().unwrap();
         let before = latest.insert(message.text("subject"), sequence);
-        assert!(before.is_none_or(|before| before < sequence), "{} came after number {before:?} of it", message.body);
+        assert!(
+            before.is_none_or(|before| before < sequence),
+            "{} came after number {before:?} of its subject",
+            message.body
+        );
     }
     let missing: Vec<&&str> = expected.iter().filter(|id| !seen.contains_key(**id)).collect();
     assert!(missing.is_empty(), "{} of {} are missing: {:?}", missing.len(), expected.len(), missing.first());
@@ -223,8 +228,8 @@ async fn events_of_a_job_arrive(fixture: &Fixture, destination: &dyn Destination
     }
 }
 
-/// Runs the faults of a broker one after another while jobs run: it is down for longer than a message has attempts, is killed
-/// while it publishes, its connection breaks during a batch, and it stops answering.
+/// Runs broker faults one after another while jobs run: the broker is down for longer than all attempts of a message take, is
+/// killed while the relay publishes, loses the connection during a batch, and stops answering.
 async fn faults_lose_nothing(
     fixture: &Fixture,
     broker: &mut Broker,
@@ -308,28 +313,35 @@ impl Drop for KillableServer {
     }
 }
 
-/// The log of this test's thread at every level. The tests of this crate share one process, so the subscriber must not be global.
-struct Log {
-    buffer: LogBuffer,
-    _subscriber: tracing::subscriber::DefaultGuard,
+thread_local! {
+    static CAPTURED: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
+/// The log of this test's thread at every level, until it is dropped.
+struct Log;
+
 impl Log {
-    /// Captures the log until it is dropped. Everything that logs must run on this thread, as it does in a `tokio::test`.
+    /// Everything that logs must run on this thread, as it does in a `tokio::test`.
+    ///
+    /// The subscriber is that of the whole process: with one for each thread, `tracing` may decide for all threads that nobody wants an
+    /// event, because the thread that reaches it first has none.
     fn capture() -> Log {
-        let buffer = LogBuffer::default();
-        let writer = buffer.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_env_filter("trace,lapin=off,async_nats=off")
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish()
-            .set_default();
-        Log { buffer, _subscriber: subscriber }
+        static INSTALL: Once = Once::new();
+        INSTALL.call_once(|| {
+            let is_wanted = |metadata: &tracing::Metadata<'_>| {
+                let is_library = ["lapin", "async_nats"].iter().any(|name| metadata.target().starts_with(name));
+                !is_library && CAPTURED.with_borrow(Option::is_some)
+            };
+            let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| CapturedLog);
+            let filter = tracing_subscriber::filter::dynamic_filter_fn(move |metadata, _| is_wanted(metadata));
+            tracing_subscriber::registry().with(layer.with_filter(filter)).init();
+        });
+        CAPTURED.set(Some(Vec::new()));
+        Log
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.buffer.0.lock()).into_owned()
+        CAPTURED.with_borrow(|log| String::from_utf8_lossy(log.as_deref().unwrap_or_default()).into_owned())
     }
 
     fn count(&self, words: &str) -> usize {
@@ -337,12 +349,18 @@ impl Log {
     }
 }
 
-#[derive(Clone, Default)]
-struct LogBuffer(Arc<parking_lot::Mutex<Vec<u8>>>);
+impl Drop for Log {
+    fn drop(&mut self) {
+        CAPTURED.set(None);
+    }
+}
 
-impl std::io::Write for LogBuffer {
+/// Writes to the log of this thread.
+struct CapturedLog;
+
+impl std::io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
+        CAPTURED.with_borrow_mut(|log| log.as_mut().map(|log| log.extend_from_slice(bytes)));
         Ok(bytes.len())
     }
 

@@ -81,7 +81,8 @@ async fn a_stopping_relay_releases_its_partitions_immediately_on_postgres() {
     let mut long = short_lived(&exchange);
     long.outbox.lease = Duration::from_secs(3_600);
     let (one, other) = (KillableServer::start(&url, long.clone()).await, KillableServer::start(&url, long).await);
-    eventually_long("both have parts", async || (partitions_per_node(&*store).await.len() == 2).then_some(())).await;
+    eventually_long("both have partitions", async || (partitions_per_node(&*store).await.len() == 2).then_some(()))
+        .await;
     let engine = one.engine.clone();
     let runtime = one.runtime.as_ref().unwrap().handle().clone();
     runtime.spawn(async move { engine.stop(tokio_util::sync::CancellationToken::new()).await }).await.unwrap();

@@ -21,7 +21,7 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 #[derive(Clone, Default)]
 struct Receiver {
     calls: Arc<Mutex<Vec<(HeaderMap, Bytes)>>>,
-    /// Its next answers; after them it succeeds.
+    /// Statuses of its next answers. Once they are used, it answers 200.
     next_answers: Arc<Mutex<VecDeque<StatusCode>>>,
 }
 

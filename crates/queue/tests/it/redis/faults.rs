@@ -11,7 +11,7 @@ fn entry() -> ReadyEntry {
 
 /// Puts a job and takes it.
 async fn passes(queue: &RedisQueue) -> Result<(), QueueError> {
-    queue.begin(&[1], 1).await?;
+    queue.prepare(&[1], 1).await?;
     queue.apply(&[Move::Put(entry())], Placement::Now).await?;
     let lanes = vec![LaneTake { lane: 1, queue: 0, bias: 0 }];
     let taken = queue.take(&[TakeRequest { owner: Uuid::nil(), limit: 1, first_queue: 0, lanes }], 1).await?;

@@ -10,10 +10,10 @@ use crate::servers::shared;
 
 const LANES: [i32; 3] = [1, 2, 3];
 
-async fn begun() -> (RedisQueue, String) {
+async fn prepared() -> (RedisQueue, String) {
     let (queue, prefix) = shared();
-    let begun = queue.begin(&LANES, 1).await.unwrap();
-    assert!(begun.must_fill && begun.found.is_none());
+    let prepared = queue.prepare(&LANES, 1).await.unwrap();
+    assert!(prepared.must_fill && prepared.found.is_none());
     (queue, prefix)
 }
 
@@ -39,7 +39,7 @@ async fn counts(queue: &RedisQueue) -> (u64, u64, u64, u64) {
 
 #[tokio::test]
 async fn a_job_is_taken_once_and_is_in_flight_from_that_moment() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let jobs = [job(1, 10), job(1, 20)];
     assert_eq!(put(&queue, &jobs).await, 2);
     assert_eq!(put(&queue, &jobs).await, 0, "putting it again changes nothing");
@@ -52,7 +52,7 @@ async fn a_job_is_taken_once_and_is_in_flight_from_that_moment() {
 
 #[tokio::test]
 async fn jobs_leave_by_score_and_queues_take_turns() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let [a, b, c, d] = [job(1, 30), job(2, 10), job(2, 40), job(3, 99)];
     put(&queue, &[a, b, c, d]).await;
     // Lanes 1 and 2 belong to one queue, lane 3 to another.
@@ -63,7 +63,7 @@ async fn jobs_leave_by_score_and_queues_take_turns() {
 
 #[tokio::test]
 async fn a_bias_puts_a_lane_behind_another_however_long_its_jobs_waited() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let (old, new) = (job(1, 5), job(2, 1_000_000));
     put(&queue, &[old, new]).await;
     let taken = queue.take(&[request(2, &[(1, 0, 1 << 48), (2, 0, 0)])], 1).await.unwrap();
@@ -72,7 +72,7 @@ async fn a_bias_puts_a_lane_behind_another_however_long_its_jobs_waited() {
 
 #[tokio::test]
 async fn many_jobs_leave_a_lane_in_order() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let jobs: Vec<ReadyEntry> = (0..2_500).map(|at| job(1, at)).collect();
     assert_eq!(put(&queue, &jobs).await, 2_500);
     let requests = [request(1_000, &[(1, 0, 0)]), request(700, &[(1, 0, 0), (2, 0, 0)]), request(1_000, &[(1, 0, 0)])];
@@ -83,7 +83,7 @@ async fn many_jobs_leave_a_lane_in_order() {
 
 #[tokio::test]
 async fn the_life_of_a_job_passes_through_the_sets() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let entry = job(1, 10);
     queue.apply(&[Move::Delay(ReadyEntry { score: 500, ..entry })], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 1, 0, 0));
@@ -105,7 +105,7 @@ async fn the_life_of_a_job_passes_through_the_sets() {
 
 #[tokio::test]
 async fn a_job_that_the_database_chose_leaves_the_ready_sets_with_its_run() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let [taken, chosen] = [job(1, 10), job(1, 20)];
     put(&queue, &[taken, chosen]).await;
     queue.take(&[request(1, &[(1, 0, 0)])], 10).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_job_that_the_database_chose_leaves_the_ready_sets_with_its_run() {
 
 #[tokio::test]
 async fn filling_leaves_jobs_in_flight_alone() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let (running, lost) = (job(1, 10), job(1, 20));
     put(&queue, &[running]).await;
     queue.take(&[request(1, &[(1, 0, 0)])], 10).await.unwrap();
@@ -139,34 +139,34 @@ async fn operations_fail_until_the_queue_is_filled() {
 
 #[tokio::test]
 async fn data_of_an_older_format_is_replaced_and_of_a_newer_one_is_left_alone() {
-    let (queue, prefix) = begun().await;
+    let (queue, prefix) = prepared().await;
     put(&queue, &[job(1, 1)]).await;
-    assert!(!queue.begin(&LANES, 2).await.unwrap().must_fill, "nothing to do for the current format");
+    assert!(!queue.prepare(&LANES, 2).await.unwrap().must_fill, "nothing to do for the current format");
     let url = std::env::var("FAENA_TEST_REDIS").unwrap();
     crate::servers::command(&url, &["HSET", &format!("{prefix}:faena"), "format", "0"]).await;
     assert_eq!(queue.stats(&LANES).await, Err(QueueError::NotFilled));
-    assert!(queue.begin(&LANES, 3).await.unwrap().must_fill);
+    assert!(queue.prepare(&LANES, 3).await.unwrap().must_fill);
     assert_eq!(counts(&queue).await, (0, 0, 0, 0));
     crate::servers::command(&url, &["HSET", &format!("{prefix}:faena"), "format", "99"]).await;
-    assert_eq!(queue.begin(&LANES, 4).await, Err(QueueError::NewerFormat { found: 99, known: 1 }));
+    assert_eq!(queue.prepare(&LANES, 4).await, Err(QueueError::NewerFormat { found: 99, known: 1 }));
 }
 
 #[tokio::test]
 async fn a_key_of_another_program_is_reported_and_replaced() {
-    let (queue, prefix) = begun().await;
+    let (queue, prefix) = prepared().await;
     put(&queue, &[job(1, 1)]).await;
     let url = std::env::var("FAENA_TEST_REDIS").unwrap();
     crate::servers::command(&url, &["SET", &format!("{prefix}:queue:priority"), "mine"]).await;
     let error = queue.apply(&[Move::Put(job(1, 2))], Placement::Now).await.unwrap_err();
     assert!(matches!(error, QueueError::ForeignKey { .. }), "{error}");
-    let begun = queue.begin(&LANES, 2).await.unwrap();
-    assert!(begun.had_foreign_keys && begun.must_fill, "{begun:?}");
+    let prepared = queue.prepare(&LANES, 2).await.unwrap();
+    assert!(prepared.had_foreign_keys && prepared.must_fill, "{prepared:?}");
     assert_eq!(put(&queue, &[job(1, 3)]).await, 1);
 }
 
 #[tokio::test]
 async fn members_of_other_programs_are_read_as_they_are() {
-    let (queue, prefix) = begun().await;
+    let (queue, prefix) = prepared().await;
     let url = std::env::var("FAENA_TEST_REDIS").unwrap();
     crate::servers::command(&url, &["ZADD", &format!("{prefix}:queue:priority"), "1.5", "hello"]).await;
     assert_eq!(queue.page(QueueSet::Priority, 0, 10).await.unwrap(), [("hello".to_owned(), 1)]);
@@ -176,10 +176,10 @@ async fn members_of_other_programs_are_read_as_they_are() {
 
 #[tokio::test]
 async fn one_node_at_a_time_is_the_reconciler() {
-    let (queue, _) = begun().await;
+    let (queue, _) = prepared().await;
     let (one, other) = (Uuid::now_v7(), Uuid::now_v7());
     let long = std::time::Duration::from_secs(60);
-    assert!(queue.lead(one, long).await.unwrap());
-    assert!(!queue.lead(other, long).await.unwrap());
-    assert!(queue.lead(one, long).await.unwrap());
+    assert!(queue.become_reconciler(one, long).await.unwrap());
+    assert!(!queue.become_reconciler(other, long).await.unwrap());
+    assert!(queue.become_reconciler(one, long).await.unwrap());
 }

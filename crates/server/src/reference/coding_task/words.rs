@@ -51,7 +51,11 @@ const FIELDS: [(&str, &str, &str); 13] = [
     ("pullRequestUrl", "Where the change is.", "Dónde está el cambio."),
     ("exito", "Whether the tests passed.", "Si las pruebas han pasado."),
     ("log", "Output of the tests.", "Salida de las pruebas."),
-    ("sessionId", "The smith's name for its work on this task.", "Nombre que da el herrero a su labor en esta tarea."),
+    (
+        "sessionId",
+        "Session id that the smith chose for this task.",
+        "Id de sesión que el herrero eligió para esta tarea.",
+    ),
     (
         "promptCorreccion",
         "The correction to make, in natural language.",

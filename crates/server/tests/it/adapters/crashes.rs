@@ -27,7 +27,7 @@ async fn a_killed_smith_continues_and_leaves_no_command_behind() {
     wait_until_gone(&process).await;
     workshop.start_smith("plan.sh", "code.sh", &[]);
     let task = workshop.wait_for(&id, "COMPLETADA").await;
-    assert_eq!(task["counters"], json!({}), "the tests passed at once");
+    assert_eq!(task["counters"], json!({}), "the tests passed in the first round");
     assert_eq!(workshop.lines("codes").len(), 2);
     let branch = format!("main..faena/{id}");
     assert_eq!(workshop.git(&["-C", "git/origin.git", "rev-list", "--count", &branch]), "1");
@@ -68,7 +68,7 @@ async fn tasks_survive_kills_of_the_server_and_of_both_adapters() {
         ids.push(workshop.create("coding-task", false).await);
     }
     for round in 1..=4 {
-        // Each kill happens while tasks are under way: after that many results.
+        // Each kill happens while tasks run: after this many results.
         workshop.wait_for_lines("codes", round * 4).await;
         match round % 3 {
             1 => {

@@ -59,7 +59,7 @@ async fn next(socket: &mut Socket, what: &str, fits: impl Fn(&Value) -> bool) ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_creates_a_task_decides_about_its_plan_and_is_notified_of_its_end() {
+async fn a_page_creates_a_task_decides_on_its_plan_and_is_notified_of_its_end() {
     let mut workshop = Workshop::start().await;
     workshop.start_smith("plan.sh", "code.sh", &[]);
     workshop.start_sandbox("test.sh", &[]);

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Adapter, Workshop, text};
 
-/// Brings a task to its tests without a smith, and returns its log.
+/// Runs `test` in the sandbox, for a task whose plan and change are made up. Returns whether the test passed, and its log.
 async fn tested(test: &str, options: &[&str]) -> (bool, String) {
     let mut workshop = Workshop::start().await;
     workshop.script("test.sh", test);

@@ -18,9 +18,9 @@ async fn smith_and_sandbox_need_only_a_key_of_the_scope_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_goes_from_the_plan_over_a_rejection_and_a_failed_test_to_the_end() {
+async fn a_task_goes_from_the_plan_through_a_rejection_and_a_failed_test_to_the_end() {
     let mut workshop = Workshop::start().await;
-    // The home of the sandbox is its own, so the script cannot count there.
+    // The sandbox has its own home folder, so the script cannot count its runs there.
     workshop.start_smith("plan.sh", "code.sh", &[]);
     workshop.start_sandbox("test.sh", &[]);
     let id = workshop.create("coding-task", true).await;
@@ -86,7 +86,7 @@ async fn a_workdir_inside_a_checkout_of_the_same_repository_leaves_the_checkout_
 #[tokio::test(flavor = "multi_thread")]
 async fn corrections_that_do_not_help_end_in_a_logical_failure() {
     let mut workshop = Workshop::start().await;
-    // Another failure each time, in words: the same one twice would end the loop early.
+    // Fails with another text each time: the same failure twice would end the loop early.
     workshop.script("code.sh", "cat >>greeting\necho x >>\"$HOME/codes\"\n");
     workshop.script("test.sh", "wc -l <greeting | tr '0-9' 'a-j'\nexit 1\n");
     workshop.start_smith("plan.sh", "code.sh", &[]);
@@ -102,7 +102,7 @@ async fn heartbeats_keep_a_long_run_alive_and_questions_are_answered() {
     let mut workshop = Workshop::start().await;
     let short = [("silence: 5m", "silence: 20s"), ("every: 2m", "every: 5s")];
     workshop.register_variant("short-silence", &short).await;
-    // Longer than two silences. It says nothing, so that only heartbeats keep it alive.
+    // Longer than two silence limits. It prints nothing, so only heartbeats keep it alive.
     workshop.script("code.sh", "sleep 45\necho hello >greeting\n");
     workshop.start_smith("plan.sh", "code.sh", &["--machine", "short-silence", "--heartbeat", "2s"]);
     workshop.start_sandbox("test.sh", &["--machine", "short-silence", "--heartbeat", "2s"]);
@@ -121,7 +121,7 @@ async fn a_silent_agent_and_one_without_progress_end_in_a_failure_of_infrastruct
     workshop.script("code.sh", "echo $$ >>\"$HOME/codes\"\nexec sleep 600\n");
     let machines = ["--machine", "stuck", "--machine", "total", "--machine", "silent"];
     workshop.start_smith("plan.sh", "code.sh", &[&machines[..], &["--heartbeat", "1s", "--concurrency", "4"]].concat());
-    // Nothing changes but the time: heartbeats arrive, and the machine sees no progress.
+    // Heartbeats arrive, but nothing else changes: the machine sees no progress.
     let stuck = workshop.create("stuck", false).await;
     let total = workshop.create("total", false).await;
     for (id, event) in [(&stuck, "deadline.no_progress"), (&total, "deadline.total")] {

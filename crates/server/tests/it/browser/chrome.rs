@@ -143,7 +143,7 @@ impl Chrome {
         std::fs::write(folder.join(format!("{name}.{variant}.png")), bytes).unwrap();
     }
 
-    /// Sets the width of the screen in CSS pixels, below the least width of a window too.
+    /// Sets the width of the screen in CSS pixels. It may be smaller than the minimum width of a window.
     pub async fn set_width(&self, width: u32) {
         let size = json!({"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false});
         self.command("Emulation.setDeviceMetricsOverride", size).await;
@@ -193,16 +193,26 @@ impl Chrome {
         format!("/element/{}", found[ELEMENT].as_str().unwrap())
     }
 
+    /// Uses an element. A page that is kept up to date may replace it after it was found; then the new one is used.
+    async fn on_element(&self, selector: &str, method: Method, action: &str) -> Value {
+        eventually(selector, async || {
+            let url = format!("{}{}/{action}", self.session, self.element(selector).await);
+            let body = if method == Method::GET { Value::Null } else { json!({}) };
+            match send(&self.http, method.clone(), &url, body).await {
+                Err(error) if error.contains("stale element reference") => None,
+                answer => Some(answer.unwrap_or_else(|error| panic!("{selector}: {error}"))),
+            }
+        })
+        .await
+    }
+
     /// Returns the text of an element as the page shows it.
     pub async fn text(&self, selector: &str) -> String {
-        let url = format!("{}{}/text", self.session, self.element(selector).await);
-        let text = send(&self.http, Method::GET, &url, Value::Null).await.unwrap();
-        text.as_str().unwrap().to_owned()
+        self.on_element(selector, Method::GET, "text").await.as_str().unwrap().to_owned()
     }
 
     pub async fn click(&self, selector: &str) {
-        let answer = self.post(&format!("{}/click", self.element(selector).await), json!({})).await;
-        answer.unwrap_or_else(|error| panic!("{selector}: {error}"));
+        self.on_element(selector, Method::POST, "click").await;
     }
 
     /// Clicks a link or a button that leads to another page, and waits for that.

@@ -36,7 +36,7 @@ impl Injection {
                 None => panic!("strace cannot trace another process here; this test needs that: {said}"),
             }
         }
-        // Nobody reads the rest.
+        // The rest is never read.
         std::thread::spawn(move || lines.for_each(drop));
         Injection(child)
     }

@@ -1,4 +1,4 @@
-//! Invalid requests of workers on plain HTTP.
+//! Invalid requests from workers over plain HTTP.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};

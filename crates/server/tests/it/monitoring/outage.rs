@@ -33,7 +33,7 @@ const LOWER: [(&str, &str); 8] = [
     ("faena_task_overdue_seconds) > 60", "faena_task_overdue_seconds) > 1"),
     ("faena_task_approval_oldest_seconds) > 86400", "faena_task_approval_oldest_seconds) > 1"),
     ("faena_lanes_max) > 0.8", "faena_lanes_max) > 0"),
-    // A slow database cannot be had for a test, so that any answer counts as slow.
+    // The test cannot slow the database down, so any answer counts as slow.
     ("faena_database_ping_seconds > 0.25", "faena_database_ping_seconds > 0"),
     ("jobs_in_state{state=\"ASSIGNED\"})\n            > 60 *", "jobs_in_state{state=\"ASSIGNED\"})\n            > 1 *"),
 ];

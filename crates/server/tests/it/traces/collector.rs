@@ -1,4 +1,4 @@
-//! A collector of OpenTelemetry: an HTTP server that decodes exports with the types of the specification.
+//! An OpenTelemetry collector: an HTTP server that decodes exports with the types of the specification.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +46,7 @@ impl Span {
         self.attributes.get(key).map_or("", String::as_str)
     }
 
-    /// Returns the value of `traceparent` below this span.
+    /// Returns the value of `traceparent` for the children of this span.
     pub fn traceparent(&self) -> String {
         format!("00-{}-{}-01", self.trace_id, self.id)
     }

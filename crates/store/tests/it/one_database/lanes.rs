@@ -1,4 +1,4 @@
-//! Lanes that one node reclaims while another one knows them.
+//! Lanes that one node reclaims while another node has them in its cache.
 
 use crate::{bounds::reclaim, support::*};
 

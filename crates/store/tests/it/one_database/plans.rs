@@ -195,3 +195,56 @@ async fn due_schedules_are_found_by_index_among_a_hundred_thousand_on_postgres()
     })
     .await;
 }
+
+/// Many tasks and answers at once.
+const TASKS: &str = "INSERT INTO task (id, machine, version, status, state, correlation, entered_at, updated_at, approval, events, body)
+         SELECT ('018f0000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 'm', 1, 'active', 's', 'c', 0, 0, false, 1, '{}'
+         FROM generate_series(1, 50000) AS n;
+     INSERT INTO task_inbox (task, event_id, answer) SELECT id, 'e', '{}' FROM task";
+
+/// The statements of a batch of task events are planned once per connection, often while the tables are empty. That plan must still be good
+/// when they have grown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_for_task_events_that_was_made_on_empty_tables_uses_the_index_when_they_have_grown_on_postgres() {
+    on_postgres(async |fixture: &Fixture| {
+        let client = fixture.database.client().await;
+        let columns = ["active", "s", "0", "0", "0", "f", "body", "1", "0", "1"].map(|value| format!("'{{{value}}}'"));
+        let id = "018f0000-0000-7000-8000-000000000007";
+        let statements = [
+            ("lock_tasks", plan_probe::lock_tasks(), format!("'{{{id}}}'"), "task_pkey"),
+            ("find_answers", plan_probe::FIND_ANSWERS.into(), format!("'{{{id}}}', '{{e}}'"), "task_inbox_pkey"),
+            (
+                "update_tasks",
+                plan_probe::UPDATE_TASKS.into(),
+                format!("'{{{id}}}', {}", columns.join(", ")),
+                "task_pkey",
+            ),
+        ];
+        for (name, sql, ..) in &statements {
+            client.batch_execute(&format!("PREPARE {name} AS {sql}")).await.unwrap();
+        }
+        let plans = async |when: &str| {
+            for (name, _, arguments, index) in &statements {
+                client.batch_execute(plan_probe::BEGIN_TASKS).await.unwrap();
+                let rows = client.query(&format!("EXPLAIN EXECUTE {name} ({arguments})"), &[]).await.unwrap();
+                let plan = rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n");
+                client.batch_execute("ROLLBACK").await.unwrap();
+                assert!(plan.contains(index) && plan.contains("Index Cond"), "{name} {when}:\n{plan}");
+                for slow in ["Seq Scan on task", "Hash Join", "Merge Join"] {
+                    assert!(!plan.contains(slow), "{slow} in {name} {when}:\n{plan}");
+                }
+            }
+        };
+        plans("on empty tables").await;
+        fixture
+            .database
+            .run("ALTER TABLE task SET (autovacuum_enabled = off); ALTER TABLE task_inbox SET (autovacuum_enabled = off)")
+            .await;
+        plans("on empty tables, planned again").await;
+        fixture.database.run(TASKS).await;
+        plans("with the plan of the empty tables").await;
+        fixture.database.run("ANALYZE task, task_inbox").await;
+        plans("with statistics").await;
+    })
+    .await;
+}

@@ -62,7 +62,7 @@ async fn a_newer_or_older_schema_is_rejected_and_left_unchanged() {
         let tables = "SELECT count(*) FROM pg_class";
         let before = database.number(tables).await;
         let text = setup_error(url, StoreOptions::default()).await;
-        assert!(text.contains("999") && text.contains("newer faena"), "{text}");
+        assert!(text.contains("999") && text.contains("newer version"), "{text}");
         assert_eq!(database.number(tables).await, before);
     })
     .await;
@@ -112,7 +112,7 @@ async fn finished_jobs_are_partitioned_by_day_and_old_partitions_are_dropped() {
         fixture.complete(&far, 10 * DAY_MS + 1).await;
         let in_table = async |table: &str| fixture.database.number(&format!("SELECT count(*) FROM {table}")).await;
         assert_eq!(in_table(&day(fixture.at(0))).await, 1);
-        assert_eq!(in_table("done_default").await, 1, "a day without partition");
+        assert_eq!(in_table("done_default").await, 1, "the job of a day without a partition");
         assert_eq!(fixture.states([today.id, far.id]).await, [JobState::Completed; 2]);
 
         let retention = Retention { completed_ms: 5 * DAY_MS, ..Retention::default() };
@@ -121,7 +121,10 @@ async fn finished_jobs_are_partitioned_by_day_and_old_partitions_are_dropped() {
             partitions(fixture).await.contains(&day(fixture.at(6 * DAY_MS))),
             "partitions of the next days are created"
         );
-        assert!(partitions(fixture).await.contains(&day(fixture.at(0))), "not before its time");
+        assert!(
+            partitions(fixture).await.contains(&day(fixture.at(0))),
+            "a partition is not dropped before its retention ends"
+        );
         assert_eq!(fixture.store.job_prune(&retention, 100, fixture.at(7 * DAY_MS)).await.unwrap(), 1);
         let names = partitions(fixture).await;
         assert!(!names.contains(&day(fixture.at(0))), "{names:?}");
@@ -129,7 +132,7 @@ async fn finished_jobs_are_partitioned_by_day_and_old_partitions_are_dropped() {
         assert_eq!(
             fixture.store.job_prune(&retention, 100, fixture.at(16 * DAY_MS)).await.unwrap(),
             1,
-            "from the default one"
+            "the job in the default partition is deleted"
         );
     })
     .await;

@@ -109,7 +109,7 @@ async fn a_newer_or_older_schema_is_rejected_and_left_unchanged() {
     let database = RawDatabase::Sqlite(path.clone());
     database.run("INSERT INTO faena_schema VALUES (999, 'future', 0)").await;
     let text = setup_error(&url(&path), StoreOptions::default()).await;
-    assert!(text.contains("999") && text.contains("newer faena"), "{text}");
+    assert!(text.contains("999") && text.contains("newer version"), "{text}");
     assert_eq!(database.number("SELECT max(version) FROM faena_schema").await, 999);
 }
 

@@ -1,5 +1,5 @@
-//! Tasks in memory: SQLite keeps those of its only writer, and forgets them when writes are undone. Nodes on one PostgreSQL see
-//! each other's changes.
+//! The cache of tasks: the only writer of SQLite keeps tasks in memory, and reads them again after a rollback. Nodes on one
+//! PostgreSQL see each other's changes.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ async fn a_task_of_a_transaction_that_was_rolled_back_is_read_again() {
         for _ in 0..30 {
             tasks.push(new_task(fixture, &definition, json!({}), 0).await);
         }
-        // Only its own writes are undone.
+        // Only the writes of the failed call are rolled back.
         assert!(try_send(fixture, tasks[0], "e1", 1).await);
         assert!(!try_send(fixture, tasks[0], "poison", 2).await);
         assert_eq!(send(fixture, tasks[0], "e2", "go", 3).await.outcome, Outcome::Applied);
@@ -73,8 +73,11 @@ async fn a_task_of_a_transaction_that_was_rolled_back_is_read_again() {
             try_send(fixture, *task, &id, 4).await
         });
         let accepted = join_all(sends).await;
-        assert!(accepted.iter().enumerate().all(|(n, accepted)| *accepted == (n != 10)), "others are applied alone");
-        // The whole transaction is undone, with what others wrote in it and had in memory.
+        assert!(
+            accepted.iter().enumerate().all(|(n, accepted)| *accepted == (n != 10)),
+            "the other calls are applied without the failed one"
+        );
+        // The whole transaction is rolled back, with the writes of the other calls in it. Their tasks are read again too.
         let sends = tasks.iter().enumerate().map(async |(n, task)| {
             let id = if n == 20 { "venom".to_owned() } else { format!("x{n}") };
             try_send(fixture, *task, &id, 5).await

@@ -76,7 +76,7 @@ impl RawDatabase {
         RawDatabase::Postgres { url: url.into(), client: Arc::default() }
     }
 
-    /// One connection beside those of the store.
+    /// Returns a connection that is separate from those of the store.
     pub async fn client(&self) -> &Client {
         let RawDatabase::Postgres { url, client } = self else { panic!("only PostgreSQL has connections") };
         client
@@ -333,7 +333,7 @@ impl RawDatabase {
                 "webhook WHERE (state = 1) <> (node IS NOT NULL)",
             ),
             (
-                "webhook counts other attempts than are stored",
+                "webhook has an attempt count that differs from its stored attempts",
                 "webhook w WHERE attempts - (CASE WHEN state = 1 THEN 1 ELSE 0 END)
                      <> (SELECT count(*) FROM webhook_attempt a WHERE a.webhook = w.id)",
             ),

@@ -61,7 +61,7 @@ impl RedisClaims {
     /// Adds every ready job of the database.
     async fn fill(&self, store: &dyn Store) {
         let lanes = store.lanes().await.unwrap();
-        self.redis.begin(&lanes.iter().map(|lane| lane.id).collect::<Vec<_>>(), 0).await.unwrap();
+        self.redis.prepare(&lanes.iter().map(|lane| lane.id).collect::<Vec<_>>(), 0).await.unwrap();
         for lane in lanes.iter().filter(|lane| !lane.keyed) {
             let ready = store.ready_page(lane.id, None, 100_000).await.unwrap();
             let entry = |id: JobId, at| ReadyEntry { id: id.0, lane: lane.id, score: score(lane.priority, at) };

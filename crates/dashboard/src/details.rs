@@ -1,0 +1,249 @@
+//! Details of logs and events in the viewer's language. The API stores them as English text.
+//!
+//! What the server writes is recognized by its form. Everything else comes from workers and callers, and is shown as it is.
+
+use crate::{
+    format::Formats,
+    markup::Markup,
+    prose::prose,
+    reasons::english,
+    texts::{Language, Texts},
+    viewer::Viewer,
+};
+
+/// Returns the details of an entry in the log of a job, with links.
+pub fn log_details(viewer: &Viewer, event: &str, details: &str) -> Markup {
+    match translated(viewer.texts(), viewer.formats(), event, details) {
+        Some(text) => prose(viewer, &text, &[]),
+        None if WRITTEN_BY_SERVER.contains(&event) => english(viewer, details, &[]),
+        None => prose(viewer, details, &[]),
+    }
+}
+
+/// Entries whose details only the server writes.
+const WRITTEN_BY_SERVER: [&str; 11] = [
+    "retry_success",
+    "limited",
+    "scheduled",
+    "assigned",
+    "retry_scheduled",
+    "expired",
+    "released",
+    "recovered",
+    "stale_report",
+    "webhook_sent",
+    "webhook_failed",
+];
+
+/// Returns why a job was cancelled, with links. A reason that a person gave is shown as it is.
+pub fn cause(viewer: &Viewer, text: &str) -> Markup {
+    let text = cause_text(viewer.texts(), text).unwrap_or_else(|| text.to_owned());
+    prose(viewer, &text, &[])
+}
+
+pub fn cause_text(t: &Texts, text: &str) -> Option<String> {
+    if let Some((id, state)) = text.strip_prefix("it depends on job ").and_then(|rest| rest.split_once(", which is ")) {
+        let state = t.job_state(state).to_lowercase();
+        return Some(match t.language() {
+            Language::English => format!("it depends on job {id}, which is {state}"),
+            Language::Spanish => format!("depende del trabajo {id}, cuyo estado es: {state}"),
+        });
+    }
+    match (t.language(), text) {
+        (Language::Spanish, "cancelled by request") => Some("cancelado a petición".to_owned()),
+        _ => None,
+    }
+}
+
+/// Returns details that the server wrote in the viewer's language, or `None` if they have another form.
+fn translated(t: &Texts, formats: Formats, event: &str, details: &str) -> Option<String> {
+    let is_spanish = t.language() == Language::Spanish;
+    let choose = |english: String, spanish: String| Some(if is_spanish { spanish } else { english });
+    match event {
+        "completed" => {
+            let ms = details.strip_prefix("after ")?.strip_suffix(" ms")?.parse().ok()?;
+            let took = formats.duration(ms);
+            choose(format!("after {took}"), format!("en {took}"))
+        }
+        "cancelled" => cause_text(t, details),
+        _ if !is_spanish => None,
+        "assigned" => Some(format!("al worker {}", details.strip_prefix("to worker ")?)),
+        "scheduled" => {
+            let worker = details.strip_prefix("worker ")?.strip_suffix(" is being started")?;
+            Some(format!("se está arrancando el worker {worker}"))
+        }
+        "retry_scheduled" => {
+            let (attempt, at) = details.strip_prefix("attempt ")?.split_once(" at ")?;
+            Some(format!("intento {} a las {at}", attempt.replace(" of ", " de ")))
+        }
+        "limited" => limited(t, details),
+        "retry_success" => {
+            let (retries, word) = details.strip_prefix("completed after ")?.split_once(' ')?;
+            let word = if word == "retry" { "reintento" } else { "reintentos" };
+            Some(format!("completado tras {retries} {word}"))
+        }
+        "webhook_sent" | "webhook_failed" => webhook(details),
+        _ => None,
+    }
+}
+
+/// `type video.render: 1 of 1 running`.
+fn limited(t: &Texts, details: &str) -> Option<String> {
+    let (scope, running) = details.strip_suffix(" running")?.rsplit_once(": ")?;
+    let scope = match scope.split_once(' ') {
+        Some((kind, name)) => format!("{} {name}", t.word(kind)),
+        None => t.word(scope).to_owned(),
+    };
+    Some(format!("{scope}: {} en ejecución", running.replace(" of ", " de ")))
+}
+
+/// `http://host/path: HTTP 204 in 3 ms, attempt 1 of 4`, and after a failure `; again at` or `; abandoned`.
+fn webhook(details: &str) -> Option<String> {
+    let (what, attempt) = details.rsplit_once(", attempt ")?;
+    let what = match what.rsplit_once(" in ") {
+        Some((what, took)) if took.ends_with(" ms") => format!("{what} en {took}"),
+        _ => what.to_owned(),
+    };
+    let attempt = attempt.replace(" of ", " de ").replace("; again at ", "; se repite a las ");
+    Some(format!("{what}, intento {}", attempt.replace("; abandoned", "; abandonado")))
+}
+
+/// Returns the details of an entry of a trace that is neither of a job nor an event, with links.
+pub fn trace_details(viewer: &Viewer, kind: &str, details: &str) -> Markup {
+    match traced(viewer.texts(), viewer.formats(), kind, details) {
+        Some(text) => prose(viewer, &text, &[]),
+        None if matches!(kind, "webhook" | "schedule") => english(viewer, details, &[]),
+        None => prose(viewer, details, &[]),
+    }
+}
+
+fn traced(t: &Texts, formats: Formats, kind: &str, details: &str) -> Option<String> {
+    let is_spanish = t.language() == Language::Spanish;
+    match kind {
+        "task" => traced_task(t, details),
+        // `attempt 1: answered 204 after 3 ms`
+        "webhook" if details.starts_with("attempt ") => {
+            let (attempt, rest) = details.strip_prefix("attempt ")?.split_once(": ")?;
+            let (outcome, took) = rest.rsplit_once(" after ")?;
+            let took = formats.duration(took.strip_suffix(" ms")?.parse().ok()?);
+            let outcome = match outcome.strip_prefix("answered ") {
+                Some(status) => format!("HTTP {status}"),
+                None => outcome.to_owned(),
+            };
+            let (word, after) = if is_spanish { (t.attempt_word, "en") } else { ("attempt", "after") };
+            Some(format!("{word} {attempt}: {outcome} {after} {took}"))
+        }
+        // `task.ended, delivered to http://host/path`
+        "webhook" if is_spanish => {
+            let (what, url) = details.split_once(" to ")?;
+            let (event, state) = what.rsplit_once(", ").map_or(("", what), |(event, state)| (event, state));
+            let event = if event.is_empty() { String::new() } else { format!("{event}, ") };
+            Some(format!("{event}{}: {url}", t.word(&state.to_uppercase()).to_lowercase()))
+        }
+        _ => None,
+    }
+}
+
+/// Returns how many decisions there are in the viewer's language: `approved: 1 of 2`.
+pub fn decision_count(t: &Texts, text: &str) -> Option<String> {
+    let (decision, count) = text.split_once(": ").filter(|(word, _)| *word == "approved")?;
+    let (count, needed) = count.split_once(" of ")?;
+    Some(format!("{}: {count} {} {needed}", t.word(decision), t.of))
+}
+
+/// `CHECKING; job check`, `PAYING to PAID; job pay` or `approved: 1 of 1`.
+fn traced_task(t: &Texts, details: &str) -> Option<String> {
+    if let Some(text) = decision_count(t, details) {
+        return Some(text);
+    }
+    let (states, rest) = details.split_once("; ").map_or((details, None), |(states, rest)| (states, Some(rest)));
+    let states = match states.split_once(" to ") {
+        Some((from, to)) if is_state(from) && is_state(to) => format!("{from} → {to}"),
+        None if is_state(states) => states.to_owned(),
+        _ => return None,
+    };
+    let rest = rest.map(|rest| match rest.strip_prefix("job ") {
+        Some(job) => format!("; {} {job}", t.word("job")),
+        None => format!("; {rest}"),
+    });
+    Some(format!("{states}{}", rest.unwrap_or_default()))
+}
+
+/// Returns whether a text is the name of a state and not a sentence.
+fn is_state(text: &str) -> bool {
+    !text.is_empty() && !text.contains(' ')
+}
+
+/// Returns the details of an event of a job: its state, or the one before and the new one.
+pub fn event_details(t: &Texts, details: &str) -> String {
+    match details.split_once(" to ") {
+        Some((from, to)) if t.job_state(from) != from && t.job_state(to) != to => {
+            format!("{} → {}", t.job_state(from), t.job_state(to))
+        }
+        _ => t.job_state(details).to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use faena_domain::Timestamp;
+
+    use super::*;
+
+    fn translate(language: Language, event: &str, details: &str) -> Option<String> {
+        let formats = Formats { language, now: Timestamp::from_ms(0), is_live: false };
+        translated(language.texts(), formats, event, details)
+    }
+
+    #[test]
+    fn what_the_server_logs_is_translated() {
+        let spanish = |event, details| translate(Language::Spanish, event, details).expect("a translation");
+        assert_eq!(spanish("assigned", "to worker w1"), "al worker w1");
+        assert_eq!(spanish("completed", "after 12051 ms"), "en 12 s");
+        assert_eq!(spanish("retry_success", "completed after 1 retry"), "completado tras 1 reintento");
+        assert_eq!(spanish("retry_scheduled", "attempt 2 of 4 at T"), "intento 2 de 4 a las T");
+        assert_eq!(spanish("limited", "type video.render: 1 of 1 running"), "tipo video.render: 1 de 1 en ejecución");
+        assert_eq!(
+            spanish("webhook_sent", "http://h/a: HTTP 204 in 3 ms, attempt 1 of 4"),
+            "http://h/a: HTTP 204 en 3 ms, intento 1 de 4"
+        );
+        assert_eq!(
+            spanish("cancelled", "it depends on job j1, which is FAILED"),
+            "depende del trabajo j1, cuyo estado es: fallido"
+        );
+        assert_eq!(translate(Language::English, "completed", "after 207 ms").as_deref(), Some("after 207 ms"));
+    }
+
+    #[test]
+    fn what_workers_and_callers_write_is_not_translated() {
+        for language in [Language::English, Language::Spanish] {
+            assert_eq!(translate(language, "message", "to worker w1"), None);
+            assert_eq!(translate(language, "completed", "after all"), None);
+            assert_eq!(translate(language, "cancelled", "wrong customer"), None);
+        }
+    }
+
+    #[test]
+    fn the_details_of_a_trace_are_translated() {
+        let shown = |language: Language, kind, details| {
+            let formats = Formats { language, now: Timestamp::from_ms(0), is_live: false };
+            traced(language.texts(), formats, kind, details)
+        };
+        let spanish = |kind, details| shown(Language::Spanish, kind, details).expect("a translation");
+        assert_eq!(spanish("task", "PAYING to PAID; job pay"), "PAYING → PAID; trabajo pay");
+        assert_eq!(spanish("webhook", "attempt 1: answered 204 after 3 ms"), "intento 1: HTTP 204 en 3 ms");
+        assert_eq!(spanish("webhook", "task.ended, delivered to http://h/a"), "task.ended, entregado: http://h/a");
+        assert_eq!(shown(Language::English, "webhook", "delivered to http://h/a"), None);
+        assert_eq!(spanish("task", "CHECKING; job check"), "CHECKING; trabajo check");
+        assert_eq!(spanish("task", "approved: 1 of 1"), "aprobado: 1 de 1");
+        assert_eq!(shown(Language::Spanish, "task", "no answer to this"), None);
+    }
+
+    #[test]
+    fn the_states_of_an_event_are_words() {
+        let details = |language: Language, details| event_details(language.texts(), details);
+        assert_eq!(details(Language::English, "PENDING to QUEUED"), "Pending → Queued");
+        assert_eq!(details(Language::Spanish, "FAILED"), "Fallido");
+        assert_eq!(details(Language::Spanish, "from a to b"), "from a to b");
+    }
+}
