@@ -233,8 +233,9 @@ async fn a_suspended_postgres_node_starts_no_job_on_waking_that_it_no_longer_own
     let [first, second] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     let starts = first_folder.path().join("starts");
     // Each run writes its number when it starts. Run numbers of a job only grow, so a smaller one after a larger one is a run
-    // that started after it had ended.
-    let script = format!("echo $FAENA_JOB_ID $FAENA_RUN >> {}; sleep 0.05", starts.display());
+    // that started after it had ended. A run takes 0.2 s, so the eight slots of a node start at most 140 jobs while the other
+    // node is frozen, and jobs are left after the third time even on a fast machine.
+    let script = format!("echo $FAENA_JOB_ID $FAENA_RUN >> {}; sleep 0.2", starts.display());
     let job = json!({"name": "shell.run", "payload": {"argv": ["sh", "-c", script]}, "maxRetries": 10});
     let (status, answer) = first.post("/api/v1/jobs/batch", json!({"jobs": vec![job; 600]})).await;
     assert_eq!(status, StatusCode::CREATED, "{answer}");
