@@ -1,6 +1,8 @@
-//! Details of logs and events in the viewer's language. The API stores them as English text.
+//! LogDetails of logs and events in the viewer's language. The API stores them as English text.
 //!
-//! What the server writes is recognized by its form. Everything else comes from workers and callers, and is shown as it is.
+//! `faena_domain::LogDetails` reads what the server has written. Everything else comes from workers and callers, and is shown as it is.
+
+use faena_domain::{AfterAttempt, DeliveryOutcome, LogDetails};
 
 use crate::{
     format::Formats,
@@ -41,71 +43,66 @@ pub fn cause(viewer: &Viewer, text: &str) -> Markup {
     prose(viewer, &text, &[])
 }
 
+/// Returns why a job was cancelled in the viewer's language, or `None` if a caller gave the reason.
 pub fn cause_text(t: &Texts, text: &str) -> Option<String> {
-    if let Some((id, state)) = text.strip_prefix("it depends on job ").and_then(|rest| rest.split_once(", which is ")) {
-        let state = t.job_state(state).to_lowercase();
-        return Some(match t.language() {
-            Language::English => format!("it depends on job {id}, which is {state}"),
-            Language::Spanish => format!("depende del trabajo {id}, cuyo estado es: {state}"),
-        });
-    }
-    match (t.language(), text) {
-        (Language::Spanish, "cancelled by request") => Some("cancelado a petición".to_owned()),
-        _ => None,
-    }
-}
-
-/// Returns details that the server wrote in the viewer's language, or `None` if they have another form.
-fn translated(t: &Texts, formats: Formats, event: &str, details: &str) -> Option<String> {
     let is_spanish = t.language() == Language::Spanish;
-    let choose = |english: String, spanish: String| Some(if is_spanish { spanish } else { english });
-    match event {
-        "completed" => {
-            let ms = details.strip_prefix("after ")?.strip_suffix(" ms")?.parse().ok()?;
-            let took = formats.duration(ms);
-            choose(format!("after {took}"), format!("en {took}"))
+    match LogDetails::of_cause(text)? {
+        LogDetails::ParentEnded { parent, state: Some(state) } => {
+            let state = t.job_state(state.as_str()).to_lowercase();
+            Some(match is_spanish {
+                true => format!("depende del trabajo {parent}, cuyo estado es: {state}"),
+                false => format!("it depends on job {parent}, which is {state}"),
+            })
         }
-        "cancelled" => cause_text(t, details),
-        _ if !is_spanish => None,
-        "assigned" => Some(format!("al worker {}", details.strip_prefix("to worker ")?)),
-        "scheduled" => {
-            let worker = details.strip_prefix("worker ")?.strip_suffix(" is being started")?;
-            Some(format!("se está arrancando el worker {worker}"))
+        LogDetails::ParentEnded { parent, state: None } if is_spanish => {
+            Some(format!("depende del trabajo {parent}, que se ha eliminado"))
         }
-        "retry_scheduled" => {
-            let (attempt, at) = details.strip_prefix("attempt ")?.split_once(" at ")?;
-            Some(format!("intento {} a las {at}", attempt.replace(" of ", " de ")))
-        }
-        "limited" => limited(t, details),
-        "retry_success" => {
-            let (retries, word) = details.strip_prefix("completed after ")?.split_once(' ')?;
-            let word = if word == "retry" { "reintento" } else { "reintentos" };
-            Some(format!("completado tras {retries} {word}"))
-        }
-        "webhook_sent" | "webhook_failed" => webhook(details),
+        LogDetails::CancelledByRequest if is_spanish => Some("cancelado a petición".to_owned()),
         _ => None,
     }
 }
 
-/// `type video.render: 1 of 1 running`.
-fn limited(t: &Texts, details: &str) -> Option<String> {
-    let (scope, running) = details.strip_suffix(" running")?.rsplit_once(": ")?;
-    let scope = match scope.split_once(' ') {
-        Some((kind, name)) => format!("{} {name}", t.word(kind)),
-        None => t.word(scope).to_owned(),
+/// Returns details that the server wrote in the viewer's language, or `None` if they are shown as they are.
+fn translated(t: &Texts, formats: Formats, event: &str, details: &str) -> Option<String> {
+    let details = match (LogDetails::of_log(event, details)?, t.language()) {
+        (LogDetails::Took { ms }, Language::English) => return Some(format!("after {}", formats.duration(ms))),
+        (LogDetails::ParentEnded { .. } | LogDetails::CancelledByRequest, _) => return cause_text(t, details),
+        (_, Language::English) => return None,
+        (details, Language::Spanish) => details,
     };
-    Some(format!("{scope}: {} en ejecución", running.replace(" of ", " de ")))
+    match details {
+        LogDetails::Took { ms } => Some(format!("en {}", formats.duration(ms))),
+        LogDetails::Assigned { worker } => Some(format!("al worker {worker}")),
+        LogDetails::Starting { worker } => Some(format!("se está arrancando el worker {worker}")),
+        LogDetails::NextAttempt { attempt, attempts, at } => {
+            Some(format!("intento {attempt} de {attempts} a las {at}"))
+        }
+        LogDetails::Retried { retries: 1 } => Some("completado tras 1 reintento".to_owned()),
+        LogDetails::Retried { retries } => Some(format!("completado tras {retries} reintentos")),
+        LogDetails::Limited { scope, running, max } => {
+            Some(format!("{}: {running} de {max} en ejecución", scope_words(t, scope)))
+        }
+        LogDetails::LimitedByRate { scope, rate } => {
+            Some(format!("{}: límite de inicios ({})", scope_words(t, scope), rate.replace(" starts per ", " cada ")))
+        }
+        LogDetails::Webhook { url, outcome, attempt, attempts, next } => {
+            let count = format!("intento {attempt} de {attempts}");
+            Some(match next {
+                AfterAttempt::Delivered { took_ms } => format!("{url}: {outcome} en {took_ms} ms, {count}"),
+                AfterAttempt::Again { at } => format!("{url}: {outcome}, {count}; se repite a las {at}"),
+                AfterAttempt::Abandoned => format!("{url}: {outcome}, {count}; abandonado"),
+            })
+        }
+        _ => None,
+    }
 }
 
-/// `http://host/path: HTTP 204 in 3 ms, attempt 1 of 4`, and after a failure `; again at` or `; abandoned`.
-fn webhook(details: &str) -> Option<String> {
-    let (what, attempt) = details.rsplit_once(", attempt ")?;
-    let what = match what.rsplit_once(" in ") {
-        Some((what, took)) if took.ends_with(" ms") => format!("{what} en {took}"),
-        _ => what.to_owned(),
-    };
-    let attempt = attempt.replace(" of ", " de ").replace("; again at ", "; se repite a las ");
-    Some(format!("{what}, intento {}", attempt.replace("; abandoned", "; abandonado")))
+/// Returns what a limit applies to, with the word for its kind in the viewer's language: `tipo video.render`.
+fn scope_words(t: &Texts, scope: &str) -> String {
+    match scope.split_once(' ') {
+        Some((kind, name)) if t.word(kind) != kind => format!("{} {name}", t.word(kind)),
+        _ => t.word(scope).to_owned(),
+    }
 }
 
 /// Returns the details of an entry of a trace that is neither of a job nor an event, with links.
@@ -121,34 +118,30 @@ fn traced(t: &Texts, formats: Formats, kind: &str, details: &str) -> Option<Stri
     let is_spanish = t.language() == Language::Spanish;
     match kind {
         "task" => traced_task(t, details),
-        // `attempt 1: answered 204 after 3 ms`
-        "webhook" if details.starts_with("attempt ") => {
-            let (attempt, rest) = details.strip_prefix("attempt ")?.split_once(": ")?;
-            let (outcome, took) = rest.rsplit_once(" after ")?;
-            let took = formats.duration(took.strip_suffix(" ms")?.parse().ok()?);
-            let outcome = match outcome.strip_prefix("answered ") {
-                Some(status) => format!("HTTP {status}"),
-                None => outcome.to_owned(),
-            };
-            let (word, after) = if is_spanish { (t.attempt_word, "en") } else { ("attempt", "after") };
-            Some(format!("{word} {attempt}: {outcome} {after} {took}"))
-        }
-        // `task.ended, delivered to http://host/path`
-        "webhook" if is_spanish => {
-            let (what, url) = details.split_once(" to ")?;
-            let (event, state) = what.rsplit_once(", ").map_or(("", what), |(event, state)| (event, state));
-            let event = if event.is_empty() { String::new() } else { format!("{event}, ") };
-            Some(format!("{event}{}: {url}", t.word(&state.to_uppercase()).to_lowercase()))
-        }
+        "webhook" => match LogDetails::of_trace_webhook(details)? {
+            LogDetails::Delivery { attempt, outcome, took_ms } => {
+                let took = formats.duration(i64::try_from(took_ms).unwrap_or(i64::MAX));
+                let outcome = match outcome {
+                    DeliveryOutcome::Status(status) => format!("HTTP {status}"),
+                    DeliveryOutcome::Error(error) => error.to_owned(),
+                };
+                let (word, after) = if is_spanish { (t.attempt_word, "en") } else { ("attempt", "after") };
+                Some(format!("{word} {attempt}: {outcome} {after} {took}"))
+            }
+            LogDetails::Receiver { event, state, url } if is_spanish => {
+                let event = event.map(|event| format!("{event}, ")).unwrap_or_default();
+                Some(format!("{event}{}: {url}", t.word(&state.to_uppercase()).to_lowercase()))
+            }
+            _ => None,
+        },
         _ => None,
     }
 }
 
 /// Returns how many decisions there are in the viewer's language: `approved: 1 of 2`.
 pub fn decision_count(t: &Texts, text: &str) -> Option<String> {
-    let (decision, count) = text.split_once(": ").filter(|(word, _)| *word == "approved")?;
-    let (count, needed) = count.split_once(" of ")?;
-    Some(format!("{}: {count} {} {needed}", t.word(decision), t.of))
+    let LogDetails::Approvals { given, needed } = LogDetails::of_decision(text)? else { return None };
+    Some(format!("{}: {given} {} {needed}", t.word("approved"), t.of))
 }
 
 /// `CHECKING; job check`, `PAYING to PAID; job pay` or `approved: 1 of 1`.
@@ -201,7 +194,14 @@ mod tests {
         assert_eq!(spanish("assigned", "to worker w1"), "al worker w1");
         assert_eq!(spanish("completed", "after 12051 ms"), "en 12 s");
         assert_eq!(spanish("retry_success", "completed after 1 retry"), "completado tras 1 reintento");
-        assert_eq!(spanish("retry_scheduled", "attempt 2 of 4 at T"), "intento 2 de 4 a las T");
+        assert_eq!(
+            spanish("retry_scheduled", "attempt 2 of 4 at 2026-01-02T03:04:05Z"),
+            "intento 2 de 4 a las 2026-01-02T03:04:05.000Z"
+        );
+        assert_eq!(
+            spanish("limited", "the whole system: rate of 10 starts per 1 s"),
+            "todo el sistema: límite de inicios (10 cada 1 s)"
+        );
         assert_eq!(spanish("limited", "type video.render: 1 of 1 running"), "tipo video.render: 1 de 1 en ejecución");
         assert_eq!(
             spanish("webhook_sent", "http://h/a: HTTP 204 in 3 ms, attempt 1 of 4"),

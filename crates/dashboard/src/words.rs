@@ -108,6 +108,8 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("delivered", "delivered", "entregado"),
     ("not delivered", "not delivered", "sin entregar"),
     ("dropped", "dropped", "descartado"),
+    // What a limit applies to
+    ("the whole system", "the whole system", "todo el sistema"),
 ];
 
 impl Texts {

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, value::RawValue};
 use crate::{
     ErrorReason, FieldError, JobId, JobState, LogEntry, Priority, RetryOn, RetryPolicy, Run, TaskId, Timestamp,
     field_error::{check_range, check_text},
+    log_details::LogDetails,
     retry::retry_on_schema,
 };
 
@@ -81,8 +82,9 @@ impl JobOptions {
     /// Describes the attempt that follows after `retry_count` retries: `attempt 2 of 4 at …`. Attempts before a manual retry
     /// count too, as in every view of the job.
     pub fn next_attempt_text(&self, retry_count: u32, due_at: Timestamp) -> String {
-        let (attempt, attempts) = (retry_count + 2, self.retry.max_retries + 1);
-        format!("attempt {} of {} at {due_at}", self.earlier_attempts + attempt, self.earlier_attempts + attempts)
+        let attempt = self.earlier_attempts + retry_count + 2;
+        let attempts = self.earlier_attempts + self.retry.max_retries + 1;
+        LogDetails::NextAttempt { attempt, attempts, at: due_at }.to_string()
     }
 }
 

@@ -17,6 +17,7 @@ mod ids;
 mod job;
 pub mod job_state;
 mod log;
+mod log_details;
 mod masked_url;
 pub mod parse;
 mod priority;
@@ -47,6 +48,7 @@ pub use ids::{ApiKeyId, BulkId, JobId, NodeId, Run, ScheduleId, TaskId, WebhookI
 pub use job::{Attempt, DEFAULT_QUEUE, JobLimits, JobOptions, JobView, NewJob, OnParentFailure, Progress, Step};
 pub use job_state::JobState;
 pub use log::{LogEntry, LogEvent, LogLine};
+pub use log_details::{AfterAttempt, DeliveryOutcome, LogDetails};
 pub use masked_url::{masked_url, masked_words};
 pub use priority::{ClaimOrder, Priority};
 pub use retry::{ErrorReason, Failure, RetryDecision, RetryOn, RetryPolicy};

@@ -1,6 +1,6 @@
 //! Decides what the end of a run means for its job: completed, retried, failed, cancelled or released.
 
-use faena_domain::{ErrorReason, Failure, LogEvent, LogLine, RetryDecision, Timestamp};
+use faena_domain::{ErrorReason, Failure, LogDetails, LogEvent, LogLine, RetryDecision, Timestamp};
 use faena_store::RunOutcome;
 
 use crate::in_flight::InFlightJob;
@@ -15,11 +15,8 @@ pub fn decide_outcome(
         Ok(result) => {
             let mut log = Vec::with_capacity(2);
             if claimed.retry_count > 0 {
-                let text = match claimed.retry_count {
-                    1 => "completed after 1 retry".to_owned(),
-                    retries => format!("completed after {retries} retries"),
-                };
-                log.push(LogLine::new(now, LogEvent::RetrySuccess, text));
+                let details = LogDetails::Retried { retries: claimed.retry_count };
+                log.push(LogLine::new(now, LogEvent::RetrySuccess, details.to_string()));
             }
             log.push(LogLine::new(now, LogEvent::Completed, ""));
             return (RunOutcome::Completed { result }, log);

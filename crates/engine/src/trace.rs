@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    Attempt, JobId, JobView, LogEvent, ScheduleId, TaskId, Trace, TraceEntry, TraceJob, TraceKind, TraceTask,
-    WebhookAttempt,
+    Attempt, DeliveryOutcome, JobId, JobView, LogDetails, LogEvent, ScheduleId, TaskId, Trace, TraceEntry, TraceJob,
+    TraceKind, TraceTask, WebhookAttempt,
 };
 use faena_machine::Record;
 use faena_store::{
@@ -245,8 +245,9 @@ async fn webhooks(store: &dyn Store, filter: WebhookFilter) -> Result<Vec<TraceE
     let mut entries = Vec::new();
     for webhook in store.webhook_list(filter, None, MAX_WEBHOOKS).await?.into_iter().rev() {
         let Some(webhook) = store.webhook_get(webhook.id).await? else { continue };
-        let state = format!("{} to {}", webhook.state.as_str().to_lowercase(), webhook.url);
-        let what = if webhook.job_id.is_some() { state } else { format!("{}, {state}", webhook.event) };
+        let event = webhook.job_id.is_none().then_some(webhook.event.as_str());
+        let state = webhook.state.as_str().to_lowercase();
+        let what = LogDetails::Receiver { event, state: &state, url: &webhook.url }.to_string();
         let created = TraceEntry::new(webhook.created_at, TraceKind::Webhook, "created");
         let attempts = webhook.history.iter().map(delivery);
         let all = [TraceEntry { details: what, ..created }].into_iter().chain(attempts);
@@ -257,10 +258,12 @@ async fn webhooks(store: &dyn Store, filter: WebhookFilter) -> Result<Vec<TraceE
 
 fn delivery(attempt: &WebhookAttempt) -> TraceEntry {
     let delivered = attempt.error.is_none() && attempt.status.is_some_and(|status| (200..300).contains(&status));
-    let answer = attempt.status.map(|status| format!("answered {status}"));
-    let outcome = answer.or_else(|| attempt.error.clone()).unwrap_or_default();
+    let outcome = match attempt.status {
+        Some(status) => DeliveryOutcome::Status(status),
+        None => DeliveryOutcome::Error(attempt.error.as_deref().unwrap_or_default()),
+    };
     TraceEntry {
-        details: format!("attempt {}: {outcome} after {} ms", attempt.number, attempt.took_ms),
+        details: LogDetails::Delivery { attempt: attempt.number, outcome, took_ms: attempt.took_ms }.to_string(),
         ..TraceEntry::new(attempt.at, TraceKind::Webhook, if delivered { "delivered" } else { "not delivered" })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use faena_domain::{
-    Attempt, ErrorReason, JobId, JobOptions, JobState, JobView, LogEntry, LogEvent, Run, Step, Timestamp,
+    Attempt, ErrorReason, JobId, JobOptions, JobState, JobView, LogDetails, LogEntry, LogEvent, Run, Step, Timestamp,
 };
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -335,9 +335,15 @@ fn add_values(log: &mut [LogEntry], view: &JobView, attempts: &[FinishedRow], wo
     };
     for entry in log.iter_mut().filter(|entry| entry.details.is_empty()) {
         let text = match &entry.event {
-            LogEvent::Assigned => worker_of(entry.run).map(|worker| format!("to worker {worker}")),
-            LogEvent::Scheduled => worker_of(entry.run).map(|worker| format!("worker {worker} is being started")),
-            LogEvent::Completed => view.started_at.map(|at| format!("after {} ms", entry.timestamp.ms_since(at))),
+            LogEvent::Assigned => {
+                worker_of(entry.run).map(|worker| LogDetails::Assigned { worker: &worker }.to_string())
+            }
+            LogEvent::Scheduled => {
+                worker_of(entry.run).map(|worker| LogDetails::Starting { worker: &worker }.to_string())
+            }
+            LogEvent::Completed => {
+                view.started_at.map(|at| LogDetails::Took { ms: entry.timestamp.ms_since(at) }.to_string())
+            }
             _ => None,
         };
         entry.details = text.unwrap_or_default();

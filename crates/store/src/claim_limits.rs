@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use faena_domain::{Bucket, Limit, Rules, Scope, Timestamp};
+use faena_domain::{Bucket, Limit, LogDetails, Rate, Rules, Scope, Timestamp};
 
 use crate::{Lane, LaneId, Limited, StoredLimit};
 
@@ -108,12 +108,15 @@ impl ClaimLimit {
 /// Describes a limit: `queue mail: 2 of 2 running`, `type x: rate of 10 starts per 1 s`.
 pub fn limit_text(scope: &Scope, limit: &Limit, running: usize, bucket: Option<Bucket>) -> String {
     let full = limit.concurrency.filter(|max| running >= *max as usize);
+    let by_rate =
+        |rate: Rate| LogDetails::LimitedByRate { scope: &scope.to_string(), rate: &rate.to_string() }.to_string();
     match (full, limit.concurrency, limit.rate) {
-        (None, _, Some(rate)) if bucket.is_none_or(|bucket| bucket.available() == 0) => {
-            format!("{scope}: rate of {rate}")
+        (None, _, Some(rate)) if bucket.is_none_or(|bucket| bucket.available() == 0) => by_rate(rate),
+        (_, Some(max), _) => {
+            let (scope, running, max) = (&scope.to_string(), running as u64, u64::from(max));
+            LogDetails::Limited { scope, running, max }.to_string()
         }
-        (_, Some(max), _) => format!("{scope}: {running} of {max} running"),
-        (_, None, Some(rate)) => format!("{scope}: rate of {rate}"),
+        (_, None, Some(rate)) => by_rate(rate),
         (_, None, None) => format!("{scope}: no limit"),
     }
 }

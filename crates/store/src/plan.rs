@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use faena_domain::{
-    ErrorReason, FieldError, JobId, JobOptions, JobState, LogEvent, LogLine, NewJob, OnParentFailure, Timestamp,
+    ErrorReason, FieldError, JobId, JobOptions, JobState, LogDetails, LogEvent, LogLine, NewJob, OnParentFailure,
+    Timestamp,
 };
 
 use sha2::{Digest, Sha256};
@@ -247,10 +248,7 @@ impl Dequeued {
 }
 
 pub fn parent_cause(parent: JobId, state: Option<JobState>) -> String {
-    match state {
-        Some(state) => format!("it depends on job {parent}, which is {state}"),
-        None => format!("it depends on job {parent}, which was deleted"),
-    }
+    LogDetails::ParentEnded { parent: &parent.to_string(), state }.to_string()
 }
 
 /// Returns the error of a job that no worker could run.

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use faena_domain::{
-    JOB_STATUS, JobId, JobOptions, JobState, LogEvent, LogLine, NodeId, TaskId, Timestamp, WebhookBody, WebhookId,
-    WebhookState, WebhookSubject, WebhookView,
+    AfterAttempt, JOB_STATUS, JobId, JobOptions, JobState, LogDetails, LogEvent, LogLine, NodeId, TaskId, Timestamp,
+    WebhookBody, WebhookId, WebhookState, WebhookSubject, WebhookView,
 };
 use serde_json::value::RawValue;
 
@@ -158,23 +158,19 @@ impl WebhookResult {
     /// Returns the entry in the job's log.
     pub(crate) fn log_line(&self, url: &str) -> LogLine {
         let url = without_query(url);
-        let count = format!("attempt {} of {}", self.attempt, self.allowed);
-        let what = match (self.status, &self.error) {
+        let outcome = match (self.status, &self.error) {
             (_, Some(error)) => error.clone(),
             (Some(status), None) => format!("HTTP {status}"),
             (None, None) => String::new(),
         };
-        match self.next {
-            WebhookNext::Delivered => {
-                LogLine::new(self.at, LogEvent::WebhookSent, format!("{url}: {what} in {} ms, {count}", self.took_ms))
-            }
-            WebhookNext::Again { due_at } => {
-                LogLine::new(self.at, LogEvent::WebhookFailed, format!("{url}: {what}, {count}; again at {due_at}"))
-            }
-            WebhookNext::Failed => {
-                LogLine::new(self.at, LogEvent::WebhookFailed, format!("{url}: {what}, {count}; abandoned"))
-            }
-        }
+        let (event, next) = match self.next {
+            WebhookNext::Delivered => (LogEvent::WebhookSent, AfterAttempt::Delivered { took_ms: self.took_ms }),
+            WebhookNext::Again { due_at } => (LogEvent::WebhookFailed, AfterAttempt::Again { at: due_at }),
+            WebhookNext::Failed => (LogEvent::WebhookFailed, AfterAttempt::Abandoned),
+        };
+        let (attempt, attempts) = (self.attempt, self.allowed);
+        let details = LogDetails::Webhook { url, outcome: &outcome, attempt, attempts, next };
+        LogLine::new(self.at, event, details.to_string())
     }
 }
 

@@ -4,7 +4,7 @@ use std::pin::Pin;
 
 use axum::http::HeaderMap;
 use bytes::Bytes;
-use faena_domain::{JobState, Timestamp};
+use faena_domain::{JobState, LogDetails, Timestamp};
 use faena_engine::CancelResult;
 use faena_wire::v1::{
     BatchCreateJobsRequest, BatchCreateJobsResponse, CancelJobRequest, CancelJobResponse, CreateJobRequest,
@@ -79,7 +79,8 @@ impl JobService for Jobs {
     async fn cancel_job(&self, request: Request<CancelJobRequest>) -> GrpcResult<CancelJobResponse> {
         let id = parse_job_id(&request.into_inner().id)?;
         access::require_job(&self.0, id).await?;
-        let cancelled = self.0.engine.cancel(id, "cancelled by request", &actor(), Timestamp::now()).await;
+        let cancelled =
+            self.0.engine.cancel(id, &LogDetails::CancelledByRequest.to_string(), &actor(), Timestamp::now()).await;
         let (state, cancel_requested) = match cancelled.map_err(ApiError::from)? {
             CancelResult::Cancelled => (JobState::Cancelled, false),
             CancelResult::Requested { state } => (state, true),

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use faena_domain::{
-    Explanation, FieldError, JobId, JobState, JobView, NewJob, Timestamp,
+    Explanation, FieldError, JobId, JobState, JobView, LogDetails, NewJob, Timestamp,
     parse::{batch_fingerprint, fingerprint},
 };
 use faena_engine::CancelResult;
@@ -136,7 +136,8 @@ pub async fn delete(State(api): State<Api>, Segment(id): Segment) -> ApiResult<J
 
 pub async fn cancel(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Response> {
     let id = parse_job_id(&id)?;
-    let cancelled = api.engine.cancel(id, "cancelled by request", &context::actor(), Timestamp::now()).await?;
+    let cancelled =
+        api.engine.cancel(id, &LogDetails::CancelledByRequest.to_string(), &context::actor(), Timestamp::now()).await?;
     Ok(match cancelled {
         CancelResult::Cancelled => {
             Json(Changed { id, status: JobState::Cancelled, retry_count: None, cancel_requested: false })

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use faena_domain::{JobId, LogEvent, Timestamp};
+use faena_domain::{JobId, LogDetails, LogEvent, Timestamp};
 use faena_store::Signal;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -106,5 +106,6 @@ async fn stop_cancelled_job(engine: Arc<Engine>, id: JobId) {
         }
         _ => None,
     };
-    engine.request_stop(id, reason.as_deref().unwrap_or("cancelled by request"), Timestamp::now());
+    let reason = reason.unwrap_or_else(|| LogDetails::CancelledByRequest.to_string());
+    engine.request_stop(id, &reason, Timestamp::now());
 }

@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{Answer, Run};
+use faena_domain::LogDetails;
+
 use crate::{
     definition::{ApprovalRule, MAX_RECEIVERS, StateIndex},
     expression::Variables,
@@ -156,7 +158,7 @@ impl Run<'_> {
         let is_granted = approvals >= usize::try_from(approval.quorum).unwrap_or(usize::MAX);
         let payload = json!({"decisions": approval.decisions, "hash": approval.hash, "comment": comment});
         let reason = match approve {
-            true => format!("approved: {approvals} of {}", approval.quorum),
+            true => LogDetails::Approvals { given: approvals as u64, needed: approval.quorum.into() }.to_string(),
             false => "denied".to_owned(),
         };
         self.record(&self.faena_event("approval.decided", actor), Outcome::Applied, None, Vec::new(), Some(reason));
