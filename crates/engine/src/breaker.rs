@@ -115,8 +115,13 @@ impl Breaker {
 
     /// Returns when requests may be sent again, if none may now.
     pub fn retry_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.open_until().filter(|until| now < *until)
+    }
+
+    /// Returns when the open period ends or has ended, until a request is sent after it.
+    pub fn open_until(&self) -> Option<Timestamp> {
         match self.inner {
-            Inner::Open { until } if now < until => Some(until),
+            Inner::Open { until } => Some(until),
             _ => None,
         }
     }

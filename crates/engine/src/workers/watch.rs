@@ -44,8 +44,8 @@ pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineEr
         }
         handled += watch_jobs(engine, &worker, &mut next, now);
         report_ignored_stops(engine, &worker, &mut next, now).await?;
-        let retry_at = worker.status.lock().breaker.retry_at(now);
-        if retry_at.is_some_and(|at| !next.check_due(at, now)) {
+        let open_until = worker.status.lock().breaker.open_until();
+        if open_until.is_some_and(|until| next.check_due(until, now)) {
             // No signal announces that the breaker lets jobs pass again.
             engine.wakeups.lanes_ready();
         }

@@ -301,6 +301,28 @@ async fn a_worker_that_releases_every_job_opens_its_circuit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_dispatcher_wakes_when_the_open_period_of_a_breaker_ends() {
+    let fixture = Fixture::new().await;
+    let worker = connect(&fixture, registration("unwilling")).await;
+    let id = fixture.submit(NewJob::new(KIND)).await;
+    for _ in 0..5 {
+        assert_eq!(next_delivery(&worker).await.job.id(), id);
+        assert_eq!(report(&fixture, &worker, id, ReportKind::Release).await, Ok(()));
+    }
+    assert_eq!(worker.breaker_state(Timestamp::now()), BreakerState::Open);
+    let rounds = || fixture.engine.loops.health.all()["dispatcher"].rounds;
+    // The last release has woken the dispatcher too.
+    let mut before = rounds();
+    eventually("the dispatcher is idle", async || {
+        let last = std::mem::replace(&mut before, rounds());
+        (last == before).then_some(())
+    })
+    .await;
+    watch(&fixture, Timestamp::now().plus_ms(30_000)).await;
+    eventually("the dispatcher looks for jobs again", async || (rounds() > before).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_id_of_a_built_in_worker_is_rejected() {
     let fixture = Fixture::new().await;
     let name = fixture.engine.worker_id().to_string();
