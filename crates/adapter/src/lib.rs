@@ -25,7 +25,7 @@ mod smith;
 mod sandbox;
 mod gateway;
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::{io::IsTerminal, pin::Pin, process::ExitCode};
 
 use clap::Subcommand;
 use faena_domain::{LogWriter, printable};
@@ -55,7 +55,13 @@ pub struct CannotStart(pub String);
 const USAGE: u8 = 2;
 
 /// Runs an adapter until SIGTERM or Ctrl-C.
-pub async fn run(command: Command) -> ExitCode {
+///
+/// Returns a box, so that this crate contains the code of all commands. The caller would contain that of an `async fn`.
+pub fn run(command: Command) -> Pin<Box<dyn Future<Output = ExitCode>>> {
+    Box::pin(run_command(command))
+}
+
+async fn run_command(command: Command) -> ExitCode {
     start_logging();
     faena_process::adopt_orphans();
     let stop = CancellationToken::new();

@@ -29,7 +29,7 @@ mod webhooks;
 mod worker;
 mod workers;
 
-use std::process::ExitCode;
+use std::{pin::Pin, process::ExitCode};
 
 use clap::{Args, Subcommand};
 
@@ -127,7 +127,13 @@ pub struct Connection {
 /// Runs a command.
 ///
 /// Exit codes: 0 done, 1 the server rejected the request or the job failed, 2 invalid usage, 3 the server cannot be reached.
-pub async fn run(command: Command) -> ExitCode {
+///
+/// Returns a box, so that this crate contains the code of all commands. The caller would contain that of an `async fn`.
+pub fn run(command: Command) -> Pin<Box<dyn Future<Output = ExitCode>>> {
+    Box::pin(run_command(command))
+}
+
+async fn run_command(command: Command) -> ExitCode {
     let result = match command {
         Command::Enqueue(arguments) => enqueue::run(arguments).await,
         Command::Jobs { command } => jobs::run(command).await,

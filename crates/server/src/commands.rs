@@ -1,6 +1,6 @@
 //! The command line of the `faena` binary.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, pin::Pin, process::ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use faena_cli::{
@@ -221,15 +221,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             flags.extend(arguments.port.map(|value| ("server.port", value)));
             flags.extend(arguments.roles.map(|value| ("server.roles", value)));
             let config = arguments.config.load(&flags)?;
-            runtime()?.block_on(serve::serve(config, !arguments.no_migrate, arguments.insecure_no_auth, None))?;
+            block_on(serve::serve(config, !arguments.no_migrate, arguments.insecure_no_auth, None))?;
         }
         Command::Demo(arguments) => {
             demo::forget_environment()?;
-            runtime()?.block_on(demo::run(arguments))?;
+            block_on(demo::run(arguments))?;
         }
         Command::Migrate(arguments) => {
             let config = arguments.load(&arguments.flags())?;
-            runtime()?.block_on(async {
+            block_on(async {
                 let store = faena_store::open(config.text("database.url"), config.store(true)).await?;
                 store.close().await;
                 anyhow::Ok(())
@@ -239,7 +239,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Move { config, arguments } => {
             let target = ConfigArguments { config, database_url: arguments.to.clone() };
             let config = target.load(&target.flags())?;
-            return runtime()?.block_on(moving::run(&arguments, config.text("database.url")));
+            return block_on(moving::run(&arguments, config.text("database.url")));
         }
         Command::Config { config, json, example } => {
             if example {
@@ -250,13 +250,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Doctor { config, arguments } => {
             let config = config.load(&config.flags())?;
-            return runtime()?.block_on(doctor::run(&config, &arguments));
+            return block_on(doctor::run(&config, &arguments));
         }
         Command::Health { config, arguments } => {
             let config = config.load(&config.flags())?;
-            return runtime()?.block_on(health::run(&config, &arguments));
+            return block_on(health::run(&config, &arguments));
         }
-        Command::Bench(arguments) => runtime()?.block_on(bench::run(arguments))?,
+        Command::Bench(arguments) => block_on(bench::run(arguments))?,
         Command::Outbox { command: OutboxCommand::Client(command) } => {
             return run(Command::Client(faena_cli::Command::Outbox { command }));
         }
@@ -270,7 +270,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Guard { input, scratch, argv } => {
             faena_process::run_guard(&argv, &faena_process::GuardOptions { input, scratch })
         }
-        Command::Adapter { command } => return Ok(runtime()?.block_on(faena_adapter::run(command))),
+        Command::Adapter { command } => return block_on(async { Ok(faena_adapter::run(command).await) }),
         Command::Reference { page } => print(page.render(Cli::command()).trim_end_matches('\n')),
         Command::Completions { shell } => {
             print(manual::completions(&shell.to_string())?.trim_end_matches('\n'));
@@ -285,7 +285,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             let arguments =
                 ConfigArguments { config: create.config.clone(), database_url: create.database_url.clone() };
             let config = arguments.load(&arguments.flags())?;
-            let text = runtime()?.block_on(keys::create_offline(&config, &create))?;
+            let text = block_on(keys::create_offline(&config, &create))?;
             print(&text);
         }
         Command::Client(command) => {
@@ -296,8 +296,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()
+/// Runs a command on a runtime with several threads.
+///
+/// The future is boxed because `Runtime::block_on` contains its code three times otherwise, together with that of every function
+/// that it awaits: the binary was 4 MB larger.
+fn block_on<'a, T>(command: impl Future<Output = anyhow::Result<T>> + 'a) -> anyhow::Result<T> {
+    let command: Pin<Box<dyn Future<Output = anyhow::Result<T>> + 'a>> = Box::pin(command);
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(command)
 }
 
 /// Prints help, or what is wrong with the arguments. The message may repeat arguments with control characters.
