@@ -233,7 +233,7 @@ fn expressions_that_nest_without_brackets_are_refused() {
         let deep = format!("{}1{}", open.repeat(60), close.repeat(60));
         let _ = parse(VALID.replace("go: Z", &format!("go: {{if: {}, to: Z}}", json!(deep))));
     }
-    // The parser removes pairs of signs, so these are not nested at all.
+    // The parser removes pairs of `!` and `-`, so these expressions are not nested at all.
     for expression in [format!("{}true", "!".repeat(200)), format!("{}1 == 1", "- ".repeat(200))] {
         let machine = definition(&VALID.replace("go: Z", &format!("go: {{if: {}, to: Z}}", json!(expression))));
         assert_eq!(Trial::new(&machine, json!({})).event("go", json!({})), Outcome::Applied);

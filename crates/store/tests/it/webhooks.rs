@@ -163,7 +163,7 @@ pub async fn a_job_cancelled_in_flight_sends_its_webhook(fixture: &Fixture) {
     assert_eq!(fixture.webhooks_of(job.id).await.len(), 0, "it has not ended yet");
     fixture.end(&job, cancelled(), 7).await;
     assert_eq!(fixture.body_of(job.id, 7).await, json!({"status": "cancelled", "error": "as requested"}));
-    // One that would have been retried.
+    // A job that would have been retried.
     let job = fixture.submit_and_claim(fixture.job_with_webhook(10)).await;
     fixture.cancel(job.id, 11).await;
     fixture.end(&job, fixture.retry(99), 12).await;
