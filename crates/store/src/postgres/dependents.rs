@@ -82,7 +82,8 @@ impl Released {
             shared.cursors.lower(lane, now.as_ms());
             shared.signal([Signal::Ready(lane)]);
         }
-        // Wakes the promoter, so a slice without effect must not send it: the promoter would wake itself for ever.
+        // This signal wakes the promoter, which calls this function. A slice without effect must not send it: the
+        // promoter would never rest.
         if self.moved > 0 || self.more {
             shared.signal([Signal::Waiting]);
         }

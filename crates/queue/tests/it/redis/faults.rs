@@ -62,7 +62,7 @@ async fn a_password_and_an_acl_user_are_used_and_never_shown() {
     assert!(none.ping().await.unwrap_err().is_unavailable());
     let right = format!("redis://:s3cret-one@127.0.0.1:{port}");
     passes(&queue(&right, "scheduler")).await.unwrap();
-    // Only its own keys, and no commands that Faena does not need.
+    // This user may access only its own keys, and may not run commands that Faena does not need.
     let rules = ["ACL", "SETUSER", "faena", "on", ">s3cret-two", "~jobs:*", "+@all", "-@dangerous", "-keys"];
     command(&right, &rules).await;
     passes(&queue(&format!("redis://faena:s3cret-two@127.0.0.1:{port}"), "jobs")).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_cluster_of_three_nodes_has_all_keys_in_one_slot() {
         .await;
     }
     for (at, prefix) in ["scheduler", "{jobs}:eu", "other"].into_iter().enumerate() {
-        // Any node leads to the one that has the slot.
+        // Every node redirects to the node that has the slot.
         let queue = queue(&nodes[at].url(), prefix);
         eventually("a connection", async || passes(&queue).await.ok()).await;
         assert!(queue.info().await.unwrap().is_cluster);

@@ -33,7 +33,11 @@ async fn put(queue: &RedisQueue, jobs: &[ReadyEntry]) -> u64 {
 
 async fn counts(queue: &RedisQueue) -> (u64, u64, u64, u64) {
     let stats = queue.stats(&LANES).await.unwrap();
-    assert_eq!(stats.lanes.values().sum::<u64>(), stats.priority, "each ready job is in its lane and in the whole");
+    assert_eq!(
+        stats.lanes.values().sum::<u64>(),
+        stats.priority,
+        "each ready job is in its lane and in the set of all"
+    );
     (stats.priority, stats.delayed, stats.processing, stats.dead_letters)
 }
 
@@ -47,7 +51,7 @@ async fn a_job_is_taken_once_and_is_in_flight_from_that_moment() {
     assert_eq!(taken, [vec![jobs[0]], vec![jobs[1]]]);
     assert_eq!(counts(&queue).await, (0, 0, 2, 0));
     assert!(queue.expired(999, 10).await.unwrap().is_empty());
-    assert_eq!(queue.expired(1_000, 10).await.unwrap().len(), 2, "nothing is only in the memory of its taker");
+    assert_eq!(queue.expired(1_000, 10).await.unwrap().len(), 2, "Redis knows the jobs that were taken");
 }
 
 #[tokio::test]
@@ -98,7 +102,7 @@ async fn the_life_of_a_job_passes_through_the_sets() {
     queue.apply(&[Move::Finish(finished)], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 0, 0, 1));
     put(&queue, &[entry]).await;
-    assert_eq!(counts(&queue).await, (1, 0, 0, 0), "a retried dead letter is none");
+    assert_eq!(counts(&queue).await, (1, 0, 0, 0), "a retried job is no dead letter");
     queue.apply(&[Move::Remove { id: entry.id, lane: 1 }], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 0, 0, 0));
 }
