@@ -16,7 +16,7 @@
 
 -- ---------------------------------------------------------------------------------------------------------------------------- jobs
 
--- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists work lane by lane.
+-- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists work by lane.
 -- keyed: its jobs have a concurrencyKey and form one key queue per key.
 -- retired: it had no jobs and will be deleted; no job may enter it. fence: transactions before this one may still have seen it in use.
 CREATE TABLE faena.lane (

@@ -14,7 +14,7 @@
 
 -- ---------------------------------------------------------------------------------------------------------------------------- jobs
 
--- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists work lane by lane.
+-- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists work by lane.
 -- keyed: its jobs have a concurrencyKey and form one key queue per key. The id of a reclaimed lane is not used again.
 CREATE TABLE lane (
     id       INTEGER PRIMARY KEY AUTOINCREMENT,

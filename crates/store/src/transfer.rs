@@ -126,7 +126,7 @@ pub async fn survey(from: &str, to: &str, resume: Resume) -> Result<Survey> {
     Ok(Survey { tables, copied, moved_at, in_use_by: source.in_use_by.clone() })
 }
 
-/// Moves everything, or continues a move that did not end.
+/// Moves everything, or continues a move that was interrupted.
 ///
 /// # Errors
 /// `StoreError::Setup` as for `survey`, and if a server uses the source. `StoreError::Conflict` if the rows of the two databases are

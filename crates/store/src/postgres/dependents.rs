@@ -23,7 +23,7 @@ use crate::{
     sql::sql,
 };
 
-/// Releases the dependents of `finished`, then the dependents of those that this cancels, and so on. Idempotent.
+/// Releases the dependents of `finished`, then the dependents of the jobs that this cancels, and so on. Idempotent.
 ///
 /// One transaction processes one slice of a large graph. It records the parents of the rest in `unreleased`, and the promoter of any
 /// node continues with them.

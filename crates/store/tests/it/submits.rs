@@ -97,7 +97,7 @@ pub async fn every_option_is_stored_for_a_single_job_and_in_a_batch(fixture: &Fi
             "dependsOn": [parent], "tags": ["red", "blue"],
         });
         for (field, value) in wanted.as_object().unwrap() {
-            assert_eq!(&view[field], value, "{field} of the one {mark}");
+            assert_eq!(&view[field], value, "{field} of the job `{mark}`");
         }
     }
 

@@ -48,7 +48,8 @@ impl Fixture {
         self.store.webhook_get(id).await.unwrap().expect("the webhook exists")
     }
 
-    /// Returns the body of the webhook of this job, without the fields that all have. The webhook must be due at `ms`.
+    /// Returns the body of the webhook of this job, without the fields that every webhook has. The webhook must be due
+    /// at `ms`.
     async fn body_of(&self, job: JobId, ms: i64) -> Value {
         let webhook = self.webhook_of(job).await;
         assert_eq!((webhook.state, webhook.due_at, webhook.attempts), (WebhookState::Waiting, Some(self.at(ms)), 0));

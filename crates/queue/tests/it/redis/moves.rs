@@ -36,7 +36,7 @@ async fn counts(queue: &RedisQueue) -> (u64, u64, u64, u64) {
     assert_eq!(
         stats.lanes.values().sum::<u64>(),
         stats.priority,
-        "each ready job is in its lane and in the set of all"
+        "each ready job is in the set of its lane and in the set of all"
     );
     (stats.priority, stats.delayed, stats.processing, stats.dead_letters)
 }
@@ -102,7 +102,7 @@ async fn the_life_of_a_job_passes_through_the_sets() {
     queue.apply(&[Move::Finish(finished)], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 0, 0, 1));
     put(&queue, &[entry]).await;
-    assert_eq!(counts(&queue).await, (1, 0, 0, 0), "a retried job is no dead letter");
+    assert_eq!(counts(&queue).await, (1, 0, 0, 0), "a retried job is no longer a dead letter");
     queue.apply(&[Move::Remove { id: entry.id, lane: 1 }], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 0, 0, 0));
 }
@@ -142,7 +142,7 @@ async fn operations_fail_until_the_queue_is_filled() {
 }
 
 #[tokio::test]
-async fn data_of_an_older_format_is_replaced_and_of_a_newer_one_is_left_alone() {
+async fn an_older_format_is_replaced_and_a_newer_format_is_refused() {
     let (queue, prefix) = prepared().await;
     put(&queue, &[job(1, 1)]).await;
     assert!(!queue.prepare(&LANES, 2).await.unwrap().must_fill, "nothing to do for the current format");
