@@ -188,7 +188,7 @@ impl RotatingLog {
 
     fn open(&self) -> io::Result<OpenFile> {
         let path = &self.options.path;
-        // A new file is for its owner alone. Create it first to let another user read it.
+        // Only the owner can read a new file. To let another user read it, create the file before the server opens it.
         let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
         file.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::other("another process is writing to it"),

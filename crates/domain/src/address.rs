@@ -171,7 +171,7 @@ mod tests {
         text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
-    /// The special-purpose registries of IANA, entry by entry, and what else must not be called.
+    /// The special-purpose registries of IANA, entry by entry, and other addresses that must not be called.
     const RESERVED: [(&str, &str); 63] = [
         ("0.0.0.0/8", "this network"),
         ("0.0.0.0/32", "this host on this network"),

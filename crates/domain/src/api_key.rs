@@ -144,7 +144,7 @@ pub struct ApiKey {
     /// Groups that the key belongs to. The approvals of tasks name the groups that may decide.
     #[serde(default)]
     pub groups: Vec<String>,
-    /// Whether what jobs and tasks carry is hidden from the key: payloads, results, data, logs and errors.
+    /// Whether the payloads, results, data, logs and errors of jobs and tasks are hidden from the key.
     #[serde(default)]
     pub without_payloads: bool,
     pub created_at: Timestamp,
@@ -308,7 +308,7 @@ impl NewApiKey {
                 format!("{message}, is \"{}\"", group.escape_debug()),
             ));
         }
-        // A key that may write could send a payload to itself, with a webhook or a task.
+        // The holder of a key that may write could send payloads to itself, with a webhook or a task.
         if self.without_payloads && self.scopes != [KeyScope::Read] {
             errors.push(FieldError::new(
                 "withoutPayloads",
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_key_is_not_parsed() {
+    fn a_text_that_is_not_a_key_is_not_parsed() {
         let text = sample().reveal().to_owned();
         for wrong in ["", "fna_", "fna__", "Bearer x", &text[1..], &text[..text.len() - 1], &format!("{text}A")] {
             assert_eq!(ApiKeyText::parse(wrong), None, "{wrong}");

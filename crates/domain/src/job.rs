@@ -73,7 +73,7 @@ pub struct JobOptions {
     /// The task that waits for the end of this job. Not set by callers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_id: Option<TaskId>,
-    /// Attempts before the last manual retry, which counts retries from 0 again. Not set by callers.
+    /// Attempts before the last manual retry, after which retries are counted from 0 again. Not set by callers.
     #[serde(skip_serializing_if = "is_default")]
     pub earlier_attempts: u32,
 }

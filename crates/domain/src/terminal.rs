@@ -36,9 +36,10 @@ fn escape(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Escapes what is written to a log.
+/// Writes to a log and escapes characters that are not safe for a terminal.
 ///
-/// With colours, control characters pass unchanged: they are the colour codes of the log, which has already escaped those in messages.
+/// If the log has colours, control characters pass unchanged: they are its colour codes. The control characters in
+/// messages have already been escaped.
 pub struct LogWriter<W> {
     inner: W,
     has_colours: bool,

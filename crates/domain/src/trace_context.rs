@@ -7,7 +7,8 @@ use std::fmt;
 pub struct TraceContext {
     pub trace_id: [u8; 16],
     pub span_id: [u8; 8],
-    /// Bit 0: the trace is recorded. The other bits are 0, as version 00 requires; some receivers reject a value with others.
+    /// Bit 0: the trace is recorded. The other bits are 0, as version 00 requires; some receivers reject a value in
+    /// which they are set.
     pub flags: u8,
 }
 

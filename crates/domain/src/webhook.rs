@@ -1,5 +1,5 @@
-//! A webhook: the notification of a job's final state, sent to the URL that the job named, or of an approval, sent to the
-//! receivers that the machine named.
+//! A webhook: a notification about the end of a job, sent to the URL that the job named, or about an approval, sent to
+//! the receivers that the machine named.
 
 use std::fmt;
 

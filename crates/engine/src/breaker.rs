@@ -1,8 +1,8 @@
 //! A circuit breaker: stops sending to a receiver that keeps failing, and tries again with a few probes.
 //!
-//! It is closed until `failures` occur in a row, then open for `open_ms`, then half open: at most `probes` may be in progress
-//! at a time, as many successes in a row close it, and one failure opens it again. It is a pure state machine: the caller
-//! passes the time and keeps it under a lock.
+//! It is closed until `failures` occur in a row, then open for `open_ms`, then half open: at most `probes` may be in
+//! progress at a time, as many successes in a row close it, and one failure opens it again. It is a pure state machine:
+//! the caller passes the time, and protects the breaker with a lock.
 
 use faena_domain::Timestamp;
 

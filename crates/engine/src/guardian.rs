@@ -204,7 +204,7 @@ async fn unattended_jobs(engine: &Engine, now: Timestamp) -> Result<Round, Engin
         return Ok(Round::idle_until(next));
     }
     let accepted = engine.store.job_end(ends.clone(), now).await?;
-    // A worker that reported its end just now, through any node, was faster.
+    // If the worker has just reported the end of the job, through any node, that report counts.
     let ended: Vec<&RunEnd> = ends.iter().zip(accepted).filter(|(_, accepted)| *accepted).map(|(end, _)| end).collect();
     for end in &ended {
         engine.bus.changed(end.id, end.outcome.state(), Some(end.run), now);

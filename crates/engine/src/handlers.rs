@@ -16,7 +16,8 @@ use crate::{Engine, EngineError, Round, config::ms};
 pub struct UnhandledTypes(Mutex<BTreeMap<(String, String), i64>>);
 
 const BATCH: usize = 500;
-/// Number of types that one round logs by themselves. More are logged as one line with these names.
+/// Maximum number of new types that one round logs one by one. If there are more, a single line names this many as
+/// examples.
 const LOGGED_TYPES: usize = 3;
 
 pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {

@@ -116,7 +116,7 @@ impl EndedProcess {
     }
 }
 
-/// Processes in a row that ended at their start.
+/// Consecutive processes that ended during startup.
 #[derive(Default)]
 struct StartFailures {
     count: u32,
@@ -222,7 +222,7 @@ impl Pool {
                 engine.end_worker(&worker, end, &reason, now).await?;
                 0
             }
-            // It has deregistered, or never connected; then the store still has it.
+            // The worker has deregistered, or never connected. In the second case the store still has its registration.
             None => {
                 if engine.store.worker_end(process.worker, 1, end, now).await?.is_some() {
                     engine.measures.workers.record_end(None, now);

@@ -1,7 +1,8 @@
 //! Stores how runs ended, many at a time, in order.
 //!
-//! One batch is in progress at a time; ends that arrive meanwhile go into the next. While the database is not available, ends wait
-//! here and are repeated until they are stored, which is harmless. If too many wait, the slots take no more jobs.
+//! One batch is in progress at a time; ends that arrive meanwhile go into the next. While the database is not
+//! available, ends wait here and are sent again until they are stored. Sending an end twice is harmless. If too many
+//! wait, the slots take no more jobs.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -86,7 +87,7 @@ impl Reporter {
         }
     }
 
-    /// Adds a receipt to an end that is repeated before it is stored. Returns the receipt if no such end waits.
+    /// Adds a receipt to an end that was reported again before it is stored. Returns the receipt if no such end waits.
     pub fn add_receipt(
         &self,
         id: JobId,

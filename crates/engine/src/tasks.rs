@@ -40,7 +40,7 @@ const BATCH: usize = 500;
 /// How soon a node retries a due task that another node is processing.
 const RECHECK_MS: i64 = 250;
 
-/// When the loop runs next at the latest. Timers that are due later do not wake it.
+/// The latest time at which the loop runs again. Timers that are due after it do not wake the loop.
 #[derive(Debug)]
 pub(crate) struct TaskTimer(AtomicI64);
 

@@ -107,7 +107,7 @@ async fn task_entries(store: &dyn Store, id: TaskId, omitted: &mut Vec<String>) 
     Ok(entries)
 }
 
-/// `PLANNING to REVIEW; emit plan.requested; the plan is ready`
+/// Returns the entry for a record, with details such as `PLANNING to REVIEW; emit plan.requested; the plan is ready`.
 fn task_entry(id: TaskId, record: &Record) -> TraceEntry {
     let outcome = serde_json::to_value(record.outcome).ok().filter(|outcome| outcome != "applied");
     let move_to = record.to.as_ref().map(|to| match record.from.is_empty() {

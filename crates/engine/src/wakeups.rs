@@ -76,7 +76,7 @@ impl Wakeups {
         self.worker_status.notify_one();
     }
 
-    /// A job started that may run long enough to be recorded.
+    /// A job has started, and may run long enough for its start to be recorded.
     pub fn job_started(&self) {
         self.recorder.notify_one();
     }

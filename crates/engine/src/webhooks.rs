@@ -240,7 +240,7 @@ impl Webhooks {
         states.filter(|(_, state)| *state != BreakerState::Closed).collect()
     }
 
-    /// Returns what to take now, and when a host without capacity has some again.
+    /// Returns which webhooks to take now, and when to check hosts without capacity again.
     fn take_request(&self, node: NodeId, now: Timestamp) -> (WebhookTakeRequest, Option<Timestamp>) {
         let mut state = self.state.lock();
         state.hosts.retain(|_, host| {

@@ -134,7 +134,7 @@ fn redis_outage(status: QueueStatus) -> Option<Reason> {
     Some(Reason::new("redis_unavailable", message, json!({"address": status.address, "error": error})))
 }
 
-/// Returns the limits of the whole system, of its queue and of its type that are reached now.
+/// Returns the limits of the whole system, of the job's queue and of its type that are reached now.
 async fn limits(engine: &Engine, job: &JobView, now: Timestamp) -> Result<Vec<Reason>, EngineError> {
     let own = [Scope::System, Scope::Queue(job.queue.clone()), Scope::Type(job.kind.clone())];
     let stored: Vec<StoredLimit> =
@@ -293,7 +293,7 @@ fn breaker_retry_at(engine: &Engine, view: &WorkerView, now: Timestamp) -> Optio
     engine.workers.find_by_key(&view.id)?.breaker_retry_at(now)
 }
 
-/// Reasons that stop all jobs of its kind.
+/// Reasons that stop all jobs of the same type.
 const BLOCKING: [&str; 6] =
     ["redis_unavailable", "queue_paused", "no_worker", "worker_draining", "worker_disconnected", "breaker_open"];
 

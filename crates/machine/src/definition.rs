@@ -92,7 +92,7 @@ pub struct Limits {
     pub llm_tokens: Option<u32>,
 }
 
-/// Largest limit of running tasks of a machine. Starting a task counts up to this number.
+/// Largest limit of running tasks of a machine. Before a task starts, the running tasks are counted up to this number.
 pub const MAX_RUNNING: u32 = 10_000;
 
 #[derive(Debug)]
@@ -146,7 +146,7 @@ pub struct Transition {
     pub to: Option<StateIndex>,
     /// Counted by this counter.
     pub counter: Option<String>,
-    /// Overrides the state of the counter.
+    /// Overrides the `exceeded` state of the counter.
     pub exceeded: Option<StateIndex>,
     /// Counters that start again at zero.
     pub reset: Vec<String>,
@@ -238,12 +238,12 @@ impl Definition {
         self.states.iter().position(|state| state.name == name)
     }
 
-    /// Returns the state and those around it, the innermost first.
+    /// Returns the state and the states around it, the innermost first.
     pub fn ancestors(&self, state: StateIndex) -> impl Iterator<Item = StateIndex> {
         std::iter::successors(Some(state), |&inner| self.states[inner].parent)
     }
 
-    /// Returns the names of a state and those around it, joined by dots, the outermost first.
+    /// Returns the names of a state and of the states around it, joined by dots, the outermost first.
     pub fn path(&self, state: StateIndex) -> String {
         let mut names: Vec<&str> = self.ancestors(state).map(|index| self.states[index].name.as_str()).collect();
         names.reverse();
@@ -265,7 +265,7 @@ impl State {
         self.on.iter().find(|(name, _)| name == event).map_or(&[], |(_, transitions)| transitions)
     }
 
-    /// Returns every action on entering, leaving or changing the state.
+    /// Returns the entry and exit actions of the state and the actions of its transitions.
     pub fn actions(&self) -> impl Iterator<Item = &Action> {
         let transitions = self.on.iter().flat_map(|(_, transitions)| transitions);
         self.entry.iter().chain(&self.exit).chain(transitions.flat_map(|transition| &transition.actions))

@@ -93,7 +93,7 @@ impl Node {
         }
     }
 
-    /// What the value is, to complete "must be …, is …".
+    /// Returns what the value is, for messages such as "must be a map, is text".
     pub fn kind(&self) -> &'static str {
         match self.value {
             NodeValue::Null => "empty",
@@ -119,7 +119,7 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// Counts a value, so that a few aliases cannot stand for gigabytes.
+/// Counts a value, so that a few aliases cannot expand to gigabytes.
 fn count<E: de::Error>(bytes: usize) -> Result<(), E> {
     let (nodes, total) = EXPANDED.get();
     let (nodes, total) = (nodes + 1, total.saturating_add(bytes));

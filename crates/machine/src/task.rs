@@ -192,7 +192,8 @@ pub struct Event {
     pub payload: Value,
     /// Who sent it.
     pub actor: String,
-    /// The sender, if it may decide about approvals. It is not kept: an event decides when it arrives or not at all.
+    /// The sender, if it may decide about approvals. It is not stored: an event can decide only at the moment it
+    /// arrives.
     #[serde(skip)]
     pub decider: Option<Caller>,
     pub at: Timestamp,
@@ -209,7 +210,7 @@ pub struct Caller {
     pub groups: Vec<String>,
 }
 
-/// A caller that its name identifies, without groups.
+/// A caller without groups that is identified by its name.
 impl From<&str> for Caller {
     fn from(actor: &str) -> Caller {
         Caller { actor: actor.to_owned(), identity: actor.to_owned(), groups: Vec::new() }
@@ -283,11 +284,11 @@ impl Outcome {
 pub enum Effect {
     /// Publishes an event of the machine.
     Emit { event: String, payload: Value },
-    /// Submits a job whose end returns to this stay in the state.
+    /// Submits a job. Its end is an event for this stay in the state.
     Job(JobRequest),
     /// Publishes an event of Faena about the task.
     Notice { event: &'static str, data: Value },
-    /// Notifies the receivers of an approval of a change.
+    /// Sends a notice to the webhooks of an approval.
     Webhook(ApprovalNotice),
 }
 

@@ -86,7 +86,8 @@ pub(crate) fn kill_children(is_selected: &dyn Fn(u32) -> bool, limit: Option<Dur
     }
 }
 
-/// Kills a process and its descendants. Each is killed after its children are listed, so that it cannot start more.
+/// Kills a process and its descendants. The children of a process are listed before it is killed, because they lose
+/// their parent then.
 fn kill_tree(root: u32) {
     let mut seen = HashSet::new();
     let mut waiting = vec![root];

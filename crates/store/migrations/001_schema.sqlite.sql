@@ -14,7 +14,7 @@
 
 -- ---------------------------------------------------------------------------------------------------------------------------- jobs
 
--- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists go lane by lane.
+-- A lane is one queue, type and priority, with or without concurrency keys. Claims, counters and lists work by lane.
 -- keyed: its jobs have a concurrencyKey and form one key queue per key. The id of a reclaimed lane is not used again.
 CREATE TABLE lane (
     id       INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -386,7 +386,7 @@ CREATE TABLE key_in_flight (
 -- ----------------------------------------------------------------------------------------------------------- webhooks, audit, bulk
 
 -- Notifications about finished jobs and approvals of tasks. subject: the job (event job.status) or the task.
--- host: with its port; a slow host does not delay the webhooks of others.
+-- host: with its port; a slow host does not delay the webhooks of other hosts.
 -- state: {WEBHOOK_WAITING} waiting, {WEBHOOK_SENDING} sending, {WEBHOOK_DELIVERED} delivered, {WEBHOOK_FAILED} failed.
 -- due_at: when to send it or, while it is being sent, when the sender's lease ends; absent when it is settled.
 -- attempts: all that were started; spent: those before the last manual redelivery; lost: those since then without a known outcome.

@@ -1,4 +1,5 @@
-//! API keys. All keys are kept in memory until one changes, so that checking a request needs no database.
+//! API keys. All keys are cached in memory and read again when one changes, so that checking a request needs no
+//! database.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -43,7 +44,7 @@ pub trait ApiKeyStore: Send + Sync + 'static {
     async fn api_keys_used(&self, used: Vec<(ApiKeyId, Timestamp)>) -> Result<()>;
 }
 
-/// Replaces the secret of a key: the hash of the new one, and until when the previous one is accepted.
+/// A new secret for a key: its hash, and until when the previous secret is accepted.
 #[derive(Clone, Debug)]
 pub struct KeyRotation {
     pub hash: KeyHash,

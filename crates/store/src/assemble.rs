@@ -108,7 +108,8 @@ pub struct FinishedRow {
 impl FinishedRow {
     /// Returns the attempts since the job was submitted or last retried manually.
     ///
-    /// A last run that failed was an attempt even if its start is not known: it was lost or timed out before.
+    /// A failed last run counts as an attempt even if its start is not known: it was lost, or timed out before it
+    /// started.
     pub fn attempts(&self) -> u32 {
         let has_run = self.run > 0 && (self.started_at.is_some() || self.state == JobState::Failed);
         self.retry_count + u32::from(has_run)

@@ -149,7 +149,7 @@ impl RunUpdate {
 pub enum RunUpdateKind {
     Started,
     Progress(Progress),
-    /// A line for the log, under the name `message` or one that the worker chose.
+    /// A line for the log, with the event name `message` or a name that the worker chose.
     Message {
         event: LogEvent,
         text: String,

@@ -132,7 +132,7 @@ pub enum EventQuery {
     After(EventPosition),
     /// Events with this correlation id, oldest first.
     Correlation(String),
-    /// Events about one job, task, worker or schedule after this one of them, oldest first.
+    /// Events about one job, task, worker or schedule after this sequence number, oldest first.
     Subject { id: Uuid, after: i64 },
 }
 

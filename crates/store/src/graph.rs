@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_shown_is_counted() {
+    fn hidden_jobs_are_counted() {
         let all = ids(3);
         let mut walk = Walk::new(all[0], 2);
         while let Some(query) = walk.next() {

@@ -219,7 +219,7 @@ impl Recording {
             *recording.add.entry((queue_of(timing.lane), timing.measure.code(), timing.bucket)).or_default() +=
                 timing.n;
         }
-        // A job that moved from one lane to another of its queue is 0 here.
+        // The changes of a job that moved from one lane to another of its queue add up to 0.
         recording.add.retain(|_, n| *n > 0);
         recording
     }

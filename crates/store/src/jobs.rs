@@ -65,7 +65,7 @@ pub trait JobStore: Send + Sync + 'static {
     /// counted.
     async fn job_position(&self, id: JobId, without: Vec<LaneId>) -> Result<Option<JobPosition>>;
 
-    /// Returns a job with the jobs that it depends on and those that depend on it, and theirs, near ones first: `limit` jobs in all.
+    /// Returns a job with its direct and indirect parents and dependents, the nearest first, up to `limit` jobs in all.
     ///
     /// Jobs of queues that are not in `queues` are left out. Returns `None` if the job does not exist or is in another queue.
     async fn job_graph(&self, id: JobId, queues: Option<Vec<String>>, limit: usize) -> Result<Option<JobGraph>>;
@@ -83,7 +83,7 @@ pub trait JobStore: Send + Sync + 'static {
     async fn job_steps(&self, ids: Vec<JobId>) -> Result<Vec<(JobId, Step)>>;
 }
 
-/// Numbers of jobs.
+/// Counts of jobs.
 #[async_trait]
 pub trait JobCountStore: Send + Sync + 'static {
     /// Returns when the first ready job of each lane became ready. Lanes without ready jobs are left out.
@@ -136,7 +136,7 @@ pub struct JobPatch {
     pub max_retries: Option<u32>,
     pub retry_delay_ms: Option<u64>,
     pub timeout_ms: Option<u64>,
-    /// `Some(None)`: the type is the name.
+    /// `Some(None)`: the job has the name of its type.
     pub name: Option<Option<String>>,
     pub webhook_url: Option<Option<String>>,
     pub tags: Option<Vec<String>>,

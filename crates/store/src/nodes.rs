@@ -58,7 +58,8 @@ pub trait NodeStore: Send + Sync + 'static {
 pub struct ClaimCutoff {
     /// Claims made before this time, by calls that have ended.
     pub made_before: Timestamp,
-    /// Only of workers that connected before this time: the node learns the jobs of a worker when its registration is stored.
+    /// Only claims of workers that connected before this time: the node learns the jobs of a worker when its
+    /// registration is stored.
     pub connected_before: Timestamp,
 }
 

@@ -1,4 +1,5 @@
-//! Progress of a job, from what its worker reported and from finished steps. What neither reports stays absent.
+//! Progress of a job, from the reports of its worker and from finished steps. A value that neither contains stays
+//! absent.
 //!
 //! The last progress of a job is kept in every later state, until its next run reports something.
 
@@ -59,7 +60,7 @@ mod tests {
     fn a_step_moves_the_progress_and_keeps_what_was_reported() {
         let reported = Progress { phase: Some("load".into()), percentage: Some(7.0), ..Progress::default() };
         let first = Steps { completed: 1, total: None }.after_step("a", None, Some(reported));
-        assert_eq!((first.percentage, first.total_steps), (Some(7.0), None), "nothing is known of the end");
+        assert_eq!((first.percentage, first.total_steps), (Some(7.0), None), "the number of steps is unknown");
         let second = Steps { completed: 2, total: Some(4) }.after_step("b", Some(4), Some(first));
         assert_eq!((second.percentage, second.current_step.as_deref()), (Some(50.0), Some("b")));
         assert_eq!(second.phase.as_deref(), Some("load"));

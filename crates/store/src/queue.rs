@@ -31,7 +31,7 @@ pub trait QueueStore: Send + Sync + 'static {
     /// Returns jobs that wait for a time, by that time, after a position.
     async fn delayed_page(&self, after: Option<QueuePosition>, limit: usize) -> Result<Vec<(LaneId, QueuePosition)>>;
 
-    /// Returns failed jobs of a lane with the times of their failures, by id, after one of them.
+    /// Returns failed jobs of a lane with the times of their failures, ordered by id, after the job `after`.
     async fn dead_page(&self, lane: LaneId, after: Option<JobId>, limit: usize) -> Result<Vec<QueuePosition>>;
 
     /// Returns the location of each of these jobs.

@@ -37,7 +37,7 @@ pub trait RuleStore: Send + Sync + 'static {
     async fn limits(&self) -> Result<Vec<StoredLimit>>;
 }
 
-/// A change of the settings of a queue. Absent fields stay.
+/// A change of the settings of a queue. Absent fields stay unchanged.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct QueuePatch {
     /// `Some(None)`: no limit.

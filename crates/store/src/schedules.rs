@@ -51,7 +51,7 @@ pub trait ScheduleStore: Send + Sync + 'static {
     /// Lists the ticks of a schedule before `before`, newest first.
     async fn schedule_ticks(&self, id: ScheduleId, before: Option<Timestamp>, limit: usize) -> Result<Vec<TickRow>>;
 
-    /// Returns how many records of due times before this one there are, counted up to [`crate::COUNT_LIMIT`].
+    /// Returns how many ticks a schedule has before `before`, counted up to [`crate::COUNT_LIMIT`].
     async fn schedule_tick_total(&self, id: ScheduleId, before: Option<Timestamp>) -> Result<u64>;
 
     /// Returns how many schedules are active and inactive, how many jobs they created, and the earliest due time.
@@ -185,8 +185,8 @@ pub struct Round {
 /// Reason of a job that is cancelled because of `overlap`.
 pub const CANCEL_REASON: &str = "the next due time of its schedule has come (overlap cancel_previous)";
 
-/// A round stops after this number of jobs and ticks: a thousand schedules with a long backlog each would be one endless
-/// transaction.
+/// A round stops after this number of jobs and ticks: a thousand schedules with a long backlog each would make one
+/// endless transaction.
 const ROUND_ROWS: usize = 20_000;
 
 /// Returns the jobs whose states decide what happens to these schedules.
@@ -199,7 +199,7 @@ pub fn stored_recent(schedule: &Schedule) -> String {
     serde_json::to_string(&schedule.recent).expect("ids are JSON")
 }
 
-/// Decides what to write for due schedules, as many as one round takes.
+/// Decides what to write for due schedules, until the round is full.
 ///
 /// A schedule that cannot be parsed is stopped with the reason and does not delay others.
 pub fn plan_round(schedules: Vec<Schedule>, states: &JobStates, rejected: &RejectedSchedules, now: Timestamp) -> Round {

@@ -18,7 +18,8 @@ use crate::{
 
 /// The whole store: one trait per kind of object.
 ///
-/// One method call is one transaction; concurrent calls of busy methods share one. A method returns after its commit.
+/// One method call is one transaction; concurrent calls of busy methods share a transaction. A method returns after its
+/// commit.
 #[async_trait]
 pub trait Store:
     JobStore
@@ -77,7 +78,7 @@ pub struct StoreOptions {
     pub migrate: bool,
     /// Limit for one call, from the moment it is made: waiting for a connection or for its turn counts too.
     pub timeout_ms: u64,
-    /// PostgreSQL: URL of the session that listens, if that of the database leads to a transaction-mode pooler.
+    /// PostgreSQL: URL of the session that listens, if the URL of the database leads to a transaction-mode pooler.
     pub listen_url: Option<String>,
     /// Limits on what is stored about one job.
     pub job_limits: StoredJobLimits,
@@ -114,7 +115,7 @@ pub enum Signal {
     Ready(LaneId),
     /// The cancellation of a job was requested, wherever it runs.
     Cancel(JobId),
-    /// A job waits until a time that may be earlier than the next one the promoter knows.
+    /// A job waits until a time that may be earlier than the next due time that the promoter knows.
     Waiting,
     /// Something is requested of a worker, or it has reconnected.
     Worker(WorkerId),
@@ -141,8 +142,8 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Adds the signal to those that wait to be sent, unless it is among them. Keeps only the earliest due time. Returns whether
-    /// `signals` changed.
+    /// Adds the signal to those that wait to be sent, unless it is already among them. Keeps only the earliest due
+    /// time. Returns whether `signals` changed.
     pub(crate) fn add_to(self, signals: &mut Vec<Signal>) -> bool {
         let Signal::TaskDue(at) = self else {
             let is_new = !signals.contains(&self);

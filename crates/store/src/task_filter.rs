@@ -12,7 +12,7 @@ pub struct TaskFilter {
     pub machine: Option<String>,
     pub version: Option<u32>,
     pub status: Option<Status>,
-    /// A state, with those inside it.
+    /// A state, including the states inside it.
     pub state: Option<String>,
     #[serde(rename = "correlationId")]
     pub correlation: Option<String>,

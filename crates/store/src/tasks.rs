@@ -51,7 +51,7 @@ pub trait TaskStore: Send + Sync + 'static {
     /// Notifies tasks about up to `limit` ended jobs, fires the timers of up to `limit` due tasks, and starts queued
     /// tasks up to the limits of their machines, at most `limit` of each machine.
     ///
-    /// The end of a job marks it in its own transaction, so jobs that have not ended cost nothing here.
+    /// The transaction that ends a job marks the job as ended, so jobs that have not ended cost nothing here.
     async fn task_fire(&self, limit: usize, now: Timestamp) -> Result<TasksFired>;
 
     /// Returns a task.

@@ -32,7 +32,7 @@ pub enum Phase {
     Verify,
 }
 
-/// How far a move is.
+/// Progress of a move.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
     pub phase: Phase,
@@ -112,7 +112,8 @@ pub(crate) struct Sequences {
 /// Says what a move would do, and checks that it could begin. Changes nothing.
 ///
 /// # Errors
-/// `StoreError::Setup` if the source is not a database of Faena, or the target is neither empty nor a part of this source.
+/// `StoreError::Setup` if the source is not a database of Faena, or the target is neither empty nor a partial copy of
+/// this source.
 pub async fn survey(from: &str, to: &str, resume: Resume) -> Result<Survey> {
     let source = Source::open(file_of(from)?, Access::Shared).await?;
     let target = Target::open(server_of(to)?).await?;
@@ -125,7 +126,7 @@ pub async fn survey(from: &str, to: &str, resume: Resume) -> Result<Survey> {
     Ok(Survey { tables, copied, moved_at, in_use_by: source.in_use_by.clone() })
 }
 
-/// Moves everything, or continues a move that did not end.
+/// Moves everything, or continues a move that was interrupted.
 ///
 /// # Errors
 /// `StoreError::Setup` as for `survey`, and if a server uses the source. `StoreError::Conflict` if the rows of the two databases are

@@ -18,7 +18,7 @@ pub trait WebhookStore: Send + Sync + 'static {
     /// twice.
     async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;
 
-    /// Records the outcome of attempts, with an entry in the log of their job, if they are about one.
+    /// Records the outcome of attempts. If a webhook is about a job, also adds an entry to the log of the job.
     ///
     /// Returns for each result whether its sender still held the attempt; a late result changes nothing.
     async fn webhook_settle(&self, results: Vec<WebhookResult>, now: Timestamp) -> Result<Vec<bool>>;

@@ -42,13 +42,13 @@ pub trait WorkerStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<Option<RecoveryCounts>>;
 
-    /// Declares lost up to 100 workers whose deadline has passed, as `worker_end` does with `Lost`.
+    /// Ends up to 100 workers whose deadline has passed, as `worker_end` does with `Lost`.
     ///
     /// Also deletes registrations that ended before `forget_before`.
     async fn worker_sweep(&self, orphan_delay_ms: i64, forget_before: Timestamp, now: Timestamp)
     -> Result<SweepResult>;
 
-    /// Lists the jobs of live workers that no node is responsible for, up to those of 1 000 workers.
+    /// Lists the jobs of live workers that no node is responsible for. Considers up to 1 000 workers.
     async fn worker_unattended_jobs(&self) -> Result<Vec<UnattendedJob>>;
 
     /// Returns a worker by its key (its latest registration) or by the id of a registration.
@@ -86,7 +86,7 @@ pub struct WorkerEntry {
     pub capabilities: WorkerCapabilities,
     pub concurrency: u32,
     pub pool: Option<String>,
-    /// API key that it registers with. It can resume the registration without the session token.
+    /// API key that the worker registers with. With this key it can resume the registration without the session token.
     pub api_key: Option<ApiKeyId>,
     /// Hash of its session token, unless it resumes a registration with another token.
     pub token: KeyHash,
@@ -280,7 +280,7 @@ impl WorkerRow {
     }
 }
 
-/// A worker, as its jobs show it.
+/// The worker of a job, as shown with the job.
 #[derive(Clone, Debug)]
 pub struct JobWorker {
     pub key: String,
@@ -299,7 +299,7 @@ pub fn worker_code(state: WorkerState) -> i16 {
     at.and_then(|at| i16::try_from(at).ok()).expect("seven states")
 }
 
-/// Returns the state of a stored number.
+/// Returns the state for a stored number.
 ///
 /// An unknown number counts as `Busy`, so that a worker with a damaged row can still be declared lost; `faena doctor` reports
 /// it.
@@ -394,7 +394,7 @@ impl NodeExit {
     }
 }
 
-/// Returns until when a worker without a server may reconnect.
+/// Returns the time by which a worker without a server must reconnect.
 pub fn deadline_without_node(transport: &str, before: Option<i64>, grace_periods: GracePeriods, now: Timestamp) -> i64 {
     if transport == "http" {
         return now.plus_ms(grace_periods.silence_ms).as_ms();

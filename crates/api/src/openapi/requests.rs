@@ -145,7 +145,10 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
                 "allow",
             ),
         )
-        .optional("jitterMs", with_default(about(integer(0, DAY_MS), "Random delay per job, up to this."), 0))
+        .optional(
+            "jitterMs",
+            with_default(about(integer(0, DAY_MS), "Upper bound of the random delay of each job."), 0),
+        )
         .optional("maxRuns", about(integer(1, i64::MAX.unsigned_abs()), "Number of jobs after which it ends."))
         .optional("isActive", with_default(boolean(), true))
         .optional("enabled", about(boolean(), "The same as `isActive`."));

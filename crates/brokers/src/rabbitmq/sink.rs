@@ -257,7 +257,7 @@ fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(value.into())
 }
 
-/// Converts a text property. `check_size` has rejected messages with longer ones.
+/// Converts a text property. `check_size` has already rejected messages whose properties are too long.
 fn short(value: &str) -> ShortString {
     value.into()
 }

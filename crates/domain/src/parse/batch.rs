@@ -62,7 +62,7 @@ impl JobParser {
     }
 }
 
-/// Adds the ids of the jobs that each job's refs name to its dependencies.
+/// Looks up the refs of each job, and adds the ids of the jobs that they name to its dependencies.
 fn resolve_refs(jobs: &mut [NewJob]) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let mut by_ref: HashMap<String, usize> = HashMap::new();

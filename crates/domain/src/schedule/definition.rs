@@ -69,7 +69,7 @@ pub struct ScheduleSpec {
     pub misfire_grace_ms: u64,
     pub catch_up_limit: u32,
     pub overlap: Overlap,
-    /// Random delay per job, up to this.
+    /// Upper bound of the random delay of each job.
     pub jitter_ms: u64,
     pub max_runs: Option<u64>,
 }
@@ -177,7 +177,7 @@ pub struct Schedule {
     pub last_job: Option<JobId>,
     /// Jobs of this schedule that may be unfinished, oldest first.
     pub recent: Vec<JobId>,
-    /// Job that waits for the unfinished ones.
+    /// Job that waits for the unfinished jobs to end.
     pub queued: Option<JobId>,
     /// Reason why it no longer fires by itself.
     pub finished: Option<String>,

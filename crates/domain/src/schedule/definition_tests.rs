@@ -95,7 +95,7 @@ fn a_finished_schedule_is_enabled_only_if_a_due_time_is_left() {
 }
 
 #[test]
-fn fewer_runs_than_so_far_are_rejected_with_their_number() {
+fn a_maximum_below_the_number_of_runs_so_far_is_rejected() {
     let mut schedule = create(spec(60_000));
     schedule.runs = 5;
     let errors =

@@ -178,7 +178,7 @@ pub fn decide(compiled: &CompiledSchedule, now: Timestamp) -> Decision {
     Decision { due: kept.iter().map(|tick| tick.due).collect(), not_fired, cursor_at, next_at }
 }
 
-/// Returns the due times up to `now`, with `wanted` of them outside blackouts if there are as many.
+/// Returns the due times up to `now`, with `wanted` of them outside blackouts if there are that many.
 ///
 /// An outage may end in a long blackout, so a second search over a longer time may be needed.
 fn backlog(compiled: &CompiledSchedule, wanted: usize, now: Timestamp) -> Backlog {

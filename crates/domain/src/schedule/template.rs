@@ -28,7 +28,8 @@ enum Value {
     Null,
 }
 
-/// Maximum number of placeholders in a payload. There is one because a value may be longer than its placeholder.
+/// Maximum number of placeholders in a payload. The number is limited because a value may be longer than its
+/// placeholder.
 const MAX_PLACEHOLDERS: usize = 100;
 /// Maximum number of unknown placeholders that are reported.
 const MAX_LISTED: usize = 10;

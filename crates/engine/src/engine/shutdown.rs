@@ -1,4 +1,5 @@
-//! Stops the engine: first what brings in work, then the slots, then the reports, then this node's leases.
+//! Stops the engine: first the inputs that bring in work, then the slots and the reports, and finally releases this
+//! node's leases.
 
 use std::time::Duration;
 

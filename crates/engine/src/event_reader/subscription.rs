@@ -49,7 +49,8 @@ fn queue_of(event: &StoredEvent) -> Option<Cow<'_, str>> {
     serde_json::from_str::<Data>(&event.data).ok()?.queue
 }
 
-/// Returns whether a task published the event. Machines choose the types of their events, so the type does not say it.
+/// Returns whether a task published the event. Machines choose the types of their events, so the type does not show
+/// this.
 fn is_of_task(event: &StoredEvent) -> bool {
     #[derive(Deserialize)]
     struct Data {
@@ -63,7 +64,7 @@ fn is_of_task(event: &StoredEvent) -> bool {
     serde_json::from_str::<Data>(&event.data).is_ok_and(|data| data.metadata.task_id == event.subject)
 }
 
-/// A gap: some events in this range were pruned or never recorded. Those that are kept follow.
+/// A gap: some events in this range were pruned or never recorded. The events of this range that still exist follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gap {
     /// Up to this position nothing is missing.
@@ -88,7 +89,7 @@ pub struct Subscription {
     /// Everything up to here was read; what matches is in `queue`.
     read_up_to: EventPosition,
     queue: VecDeque<StreamItem>,
-    /// Gaps up to here were reported or are not to be reported.
+    /// Gaps up to here were reported or must not be reported.
     gaps_up_to: EventPosition,
     /// Position after the last gap: its end, or the first event in it that is kept.
     after_gap: EventPosition,

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::histogram::{BUCKETS, Exemplar, Histogram, bucket_of, elapsed_ms};
 
-/// The states whose duration is measured: all that a job leaves.
+/// The states whose duration is measured: all states that a job can leave.
 pub const TIMED_STATES: [JobState; 6] = [
     JobState::Pending,
     JobState::Queued,

@@ -1,13 +1,13 @@
 //! Publishes the events of one sink.
 //!
 //! A round takes a batch from this node's partitions of the outbox, publishes it in order and stores the answers in one
-//! statement. A message that was published and not stored as such (this process died, the connection broke) is published
-//! again under the same id, so the first deliveries of each subject stay in order. A call to the sink only starts if it must
-//! end before the lease does, so no other node publishes these subjects meanwhile.
+//! statement. A message that was published, but whose confirmation was not stored (this process died, the connection
+//! broke), is published again under the same id, so the first deliveries of each subject stay in order. A call to the
+//! sink starts only if its timeout passes before the lease ends, so no other node publishes these subjects meanwhile.
 //!
-//! Two kinds of failure: if the sink is down, it is retried with a growing delay and no message uses an attempt; if a message
-//! is rejected, only that message is delayed, and after `MAX_ATTEMPTS` it becomes a dead letter. Where later messages of its
-//! subject wait for it (`park`), each call contains at most one message of a subject.
+//! Two kinds of failure: if the sink is down, it is retried with a growing delay and no message uses an attempt; if a
+//! message is rejected, only that message is delayed, and after `MAX_ATTEMPTS` it becomes a dead letter. If later
+//! messages of its subject wait for it (`park`), each call contains at most one message of a subject.
 //!
 //! Safe to run on all nodes concurrently: a partition belongs to one node, and the store rejects a node that has lost it.
 

@@ -81,7 +81,7 @@ impl RedisDispatch {
         Ok(taken)
     }
 
-    /// Claims the taken jobs, and returns those to Redis that the database did not grant.
+    /// Claims the taken jobs. Puts the jobs that the database did not grant back into Redis.
     async fn claim_taken(
         &self,
         engine: &Engine,
@@ -119,7 +119,8 @@ impl RedisDispatch {
             let left = taken[at].jobs.iter().copied().filter(|job| !ids.contains(&JobId(job.id)));
             let (delayed, unknown): (Vec<TakenJob>, Vec<TakenJob>) =
                 left.partition(|job| claim.rejected || limited_lanes.contains(&job.lane));
-            // The dispatcher treats a lane as empty if it gets less than it asked for. Redis may have more of these.
+            // The dispatcher treats a lane as empty if it gets less than it asked for. Redis may have more jobs of this
+            // lane.
             if taken[at].is_full && claim.jobs.len() < limits[at] && !claim.rejected {
                 taken[at].lanes.iter().filter(|lane| !limited_lanes.contains(lane)).for_each(|lane| lanes.add(*lane));
             }
@@ -139,7 +140,7 @@ impl RedisDispatch {
         }
         let locations = match store.queue_locations(refused.iter().map(|job| JobId(job.id)).collect()).await {
             Ok(locations) => locations,
-            // They are compared when their lease has ended.
+            // They are compared with the database when their lease has ended.
             Err(_) => return Vec::new(),
         };
         let mut moves = Vec::with_capacity(refused.len());

@@ -1,4 +1,4 @@
-//! The queue from which jobs are claimed: that of the database, or one in Redis.
+//! The queue from which jobs are claimed: the database's own queue, or one in Redis.
 //!
 //! Redis only dispatches. A job that was taken from Redis starts only if the database grants its claim, with all the
 //! checks of the database's own queue: limits, pauses, the worker's session. `dispatch.rs` takes jobs and claims them,
@@ -27,8 +27,8 @@ use crate::{Engine, EngineError, measure::Histogram};
 
 /// Time limit for one round trip to Redis.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of moves that wait to be sent. Further moves are dropped, and a comparison with the database
-/// restores what they would have changed.
+/// Maximum number of moves that wait to be sent. With more, all of them are dropped, and a full comparison with the
+/// database repairs Redis.
 const MAX_MOVES: usize = 200_000;
 
 /// Settings of a queue in Redis.
@@ -46,7 +46,7 @@ pub struct JobQueue {
     pub(crate) redis: Option<RedisDispatch>,
 }
 
-/// What this process knows about its queue in Redis.
+/// A queue in Redis, and the moves of this process that are not yet applied to it.
 pub(crate) struct RedisDispatch {
     pub redis: RedisQueue,
     pub fallback: bool,
@@ -63,7 +63,7 @@ pub(crate) struct RedisDispatch {
     pub measures: Arc<QueueMeasures>,
 }
 
-/// What is measured about a queue in Redis.
+/// Measurements of a queue in Redis.
 #[derive(Default)]
 pub(crate) struct QueueMeasures {
     pub round_trips: Mutex<Histogram>,
@@ -167,7 +167,7 @@ impl JobQueue {
         }
     }
 
-    /// Records the ends of runs that the database has stored.
+    /// Sends Redis the ends of runs that the database has stored.
     pub(crate) fn record_ends<'a>(&self, store: &dyn Store, ends: impl Iterator<Item = &'a RunEnd>) {
         let Some(redis) = &self.redis else { return };
         let finished = ends.map(|end| {
@@ -217,8 +217,8 @@ impl RedisDispatch {
     }
 }
 
-/// Returns the offset that a priority adds to a score. It is the offset of the task scheduler service, also in a strict
-/// queue.
+/// Returns the offset that a priority adds to a score. It is the offset that the task scheduler service uses, also in a
+/// strict queue.
 fn offset(priority: Priority) -> i64 {
     ClaimOrder::Aging.score(priority, Timestamp::from_ms(0))
 }
@@ -229,7 +229,7 @@ pub(crate) fn score(lane: &Lane, ready_at: Timestamp) -> i64 {
 }
 
 impl Engine {
-    /// Returns the error of a claim that needs Redis.
+    /// Returns the error of a claim that failed because of Redis.
     fn queue_unavailable(error: &QueueError) -> StoreError {
         StoreError::Unavailable(error.to_string().into())
     }

@@ -39,7 +39,7 @@ use exporter::Exporter;
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 /// Resource attribute that distinguishes the nodes.
 const INSTANCE: &str = "service.instance.id";
-/// Retried runs whose earlier runs are looked up. More are dropped.
+/// Maximum number of retried runs that wait until their earlier runs are looked up. Further ones are dropped.
 const MAX_RETRIED: usize = 1_000;
 
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ pub struct TraceConfig {
 }
 
 impl TraceConfig {
-    /// Records everything that begins here and sends it to `url`.
+    /// Returns a configuration that records every trace beginning here and sends it to `url`.
     pub fn new(url: Url) -> TraceConfig {
         let attributes = vec![("service.name".into(), "faena".into())];
         TraceConfig { collector: Collector { url, headers: HeaderMap::new(), attributes }, sample_ratio: 1.0 }
@@ -62,7 +62,8 @@ pub struct Tracer {
     sample_ratio: f64,
     pub exporter: Exporter,
     lanes: Arc<ReadyLanes>,
-    /// Ended runs of jobs that had runs before. Those may have been lost with their server and have no span yet.
+    /// Ended runs of jobs that had runs before. The earlier runs may have been lost with their server and have no span
+    /// yet.
     retried: Mutex<Vec<RunTrace>>,
 }
 
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_ratio_decides_how_many_traces_are_recorded() {
-        // Also of ids that are created in the same millisecond.
+        // The ratio also holds for ids that are created in the same millisecond.
         let now = Timestamp::from_ms(1_763_000_000_000);
         let ids: Vec<Uuid> = (0..10_000).map(|_| JobId::at(now).0).collect();
         let share = |ratio| ids.iter().filter(|id| is_sampled(**id, ratio)).count();

@@ -36,7 +36,8 @@ use crate::{
     wakeups::Wakeups,
 };
 
-/// Locks by worker key: registrations of one key run one after another, and other keys do not wait for them.
+/// Locks by worker key: registrations of one key run one after another. Another key waits for them only if it has the
+/// same lock by chance.
 #[derive(Default)]
 pub(crate) struct KeyLocks([tokio::sync::Mutex<()>; 32]);
 
@@ -54,7 +55,7 @@ pub struct Workers {
     wakeups: Wakeups,
     /// Whether all connections are closed and no new ones are accepted, because this server stops.
     is_closed: AtomicBool,
-    /// Jobs that were sent to a worker and not accepted or not started.
+    /// Jobs that were sent to a worker, which did not accept or did not start them.
     pub dispatch_failures: AtomicU64,
 }
 

@@ -28,7 +28,7 @@ pub struct Registration {
     pub queues: Vec<String>,
     pub concurrency: Option<u32>,
     pub reports_starts: bool,
-    /// API key of the caller. It may resume what it registered without the session token.
+    /// API key of the caller. With the same key, it may resume its registration without the session token.
     pub api_key: Option<ApiKeyId>,
     /// The jobs that the worker has, if it reports them. Its other jobs are released.
     pub in_flight: Option<Vec<(JobId, Run)>>,
@@ -173,7 +173,8 @@ impl Engine {
         Ok(Connection { worker, resumed, session_token })
     }
 
-    /// Returns the error of a registration that the store refused. This node knows of a disconnection before the store.
+    /// Returns the error of a registration that the store refused. This node knows of a disconnection before the store
+    /// does.
     fn explain_refusal(&self, error: StoreError, key: &str, previous: Option<&ConnectedWorker>) -> EngineError {
         let StoreError::WorkerActive { deadline } = error else { return error.into() };
         let disconnected_at = previous.and_then(|previous| previous.status.lock().disconnected_at);
@@ -288,8 +289,8 @@ impl Engine {
     /// started, it is connected here from now on. Returns `None` if no such worker is registered.
     ///
     /// # Errors
-    /// `EngineError::SessionTokenMissing` or `EngineError::WrongSessionToken` if the caller does not prove to be this worker;
-    /// `EngineError::Stopping` if this server stops.
+    /// `EngineError::SessionTokenMissing` or `EngineError::WrongSessionToken` if the caller does not prove that it is
+    /// this worker; `EngineError::Stopping` if this server stops.
     pub async fn find_polling_worker(
         &self,
         key: &str,
@@ -440,7 +441,7 @@ fn may_resume(worker: &ConnectedWorker, presented_token: Option<&KeyHash>, api_k
     }
 }
 
-/// Returns the identity of a worker before the store has given it its id and session.
+/// Returns the identity of a worker before the store has assigned its id and session.
 fn identify(
     key: String,
     registration: Registration,

@@ -42,7 +42,7 @@ pub struct Report {
 pub enum ReportKind {
     Started,
     Progress(Progress),
-    /// A line for the log, under the name `message` or one that the worker chose.
+    /// A line for the log, with the event name `message` or a name that the worker chose.
     Log {
         event: LogEvent,
         text: String,
@@ -273,8 +273,8 @@ impl ReportHandler {
         self.wakeups.remote_job_ended(worker.ephemeral);
     }
 
-    /// Frees the slot of a handler that was asked to stop and reports its end now. Returns whether the report is
-    /// expected to be late.
+    /// Frees the slot of a handler that was asked to stop, if this report is its end. Returns whether a late report was
+    /// expected.
     fn confirm_stopped(&self, worker: &ConnectedWorker, report: &Report) -> Lateness {
         let mut status = worker.status.lock();
         let was_asked = status.stopping.get(&report.job_id).is_some_and(|stopping| report.is_of_run(stopping.run));
@@ -421,7 +421,7 @@ impl ReportHandler {
         Ok(rejection)
     }
 
-    /// Rejects a report because the job has reached a limit for such reports.
+    /// Rejects a report because the job has reached the limit for reports of this kind.
     fn reject_over_limit(
         &self,
         worker: &ConnectedWorker,

@@ -52,7 +52,7 @@ pub async fn open_sqlite() -> (Arc<dyn Store>, TestDatabase) {
 pub async fn reopened(store: Arc<dyn Store>, database: TestDatabase) -> (Arc<dyn Store>, TestDatabase) {
     store.close().await;
     drop(store);
-    let TestDatabase::File(folder) = &database else { panic!("only a file is opened by one at a time") };
+    let TestDatabase::File(folder) = &database else { panic!("only a SQLite file is used by one process at a time") };
     (open(&sqlite_url(folder)).await, database)
 }
 
@@ -77,20 +77,20 @@ pub async fn open_database() -> (String, TestDatabase) {
 impl TestDatabase {
     /// Rejects new connections and ends the existing ones.
     pub async fn reject_connections(&self) {
-        let TestDatabase::Postgres(name) = self else { panic!("only PostgreSQL can be shut") };
+        let TestDatabase::Postgres(name) = self else { panic!("only PostgreSQL can reject connections") };
         run_sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false")).await;
         run_sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")).await;
     }
 
     pub async fn accept_connections(&self) {
-        let TestDatabase::Postgres(name) = self else { panic!("only PostgreSQL can be shut") };
+        let TestDatabase::Postgres(name) = self else { panic!("only PostgreSQL can reject connections") };
         run_sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await;
     }
 }
 
 /// Opens the same PostgreSQL database for another node.
 pub async fn open_database_for_another_node(database: &TestDatabase) -> Arc<dyn Store> {
-    let TestDatabase::Postgres(name) = database else { panic!("a file is opened by one at a time") };
+    let TestDatabase::Postgres(name) = database else { panic!("a SQLite file is used by one process at a time") };
     let server = postgres_server();
     let (base, _) = server.rsplit_once('/').unwrap();
     open(&format!("{base}/{name}")).await

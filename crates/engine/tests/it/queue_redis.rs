@@ -1,4 +1,5 @@
-//! The queue in Redis: jobs leave Redis, the database decides, and whatever Redis loses is restored.
+//! The queue in Redis: jobs are taken from Redis, the database grants their claims, and whatever Redis loses is
+//! restored.
 
 use std::{
     collections::HashSet,
@@ -167,14 +168,14 @@ async fn seen_by_a_client_of_the_task_scheduler_service(fixture: Fixture, server
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_of_the_seeds_keys_sees_what_it_expects_on_sqlite() {
+async fn a_client_of_the_task_scheduler_service_sees_its_keys_on_sqlite() {
     let server = Server::start();
     let fixture = Fixture::over(open_sqlite().await, config(server.queue())).await;
     seen_by_a_client_of_the_task_scheduler_service(fixture, server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_of_the_seeds_keys_sees_what_it_expects_on_postgres() {
+async fn a_client_of_the_task_scheduler_service_sees_its_keys_on_postgres() {
     let server = Server::start();
     let fixture = Fixture::over(open_postgres().await, config(server.queue())).await;
     seen_by_a_client_of_the_task_scheduler_service(fixture, server).await;
@@ -283,7 +284,7 @@ async fn entries_that_are_missing_wrong_or_foreign_are_repaired_with_each_round_
     fixture.stop().await;
 }
 
-/// Without a comparison: none is due for an hour.
+/// Checks that changes reach Redis without a comparison: none is due for an hour.
 async fn leaves_or_moves_immediately(database: (Arc<dyn Store>, TestDatabase)) {
     let queue = new_redis_queue();
     let (url, prefix) = (shared_url(), queue.prefix.clone());
@@ -314,7 +315,7 @@ async fn leaves_or_moves_immediately(database: (Arc<dyn Store>, TestDatabase)) {
     }
     pause(&fixture, None).await;
     all_completed(&fixture, &[ids[3], ids[4]]).await;
-    assert_eq!(fixture.engine.queue.status().unwrap().stale, 0, "nothing was taken in vain");
+    assert_eq!(fixture.engine.queue.status().unwrap().stale, 0, "every job that was taken was still ready");
     fixture.stop().await;
 }
 
@@ -336,7 +337,7 @@ async fn a_job_that_was_taken_by_a_server_that_died_is_put_back() {
     // The state that a server leaves behind if it dies between taking a job and claiming it.
     let id = crate::fixture::submit(&*database.0, job("noop", "{}")).await;
     command(&url, &["HSET", &format!("{prefix}:faena"), "format", "1"]).await;
-    command(&url, &["HSET", &format!("{prefix}:processing"), &id.to_string(), "somebody"]).await;
+    command(&url, &["HSET", &format!("{prefix}:processing"), &id.to_string(), "other-server"]).await;
     command(&url, &["HSET", &format!("{prefix}:processing:run"), &id.to_string(), "0"]).await;
     let soon = Timestamp::now().plus_ms(1_000).as_ms().to_string();
     command(&url, &["ZADD", &format!("{prefix}:processing:lease"), &soon, &id.to_string()]).await;

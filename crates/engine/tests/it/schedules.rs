@@ -214,7 +214,7 @@ impl Simulation {
                 for (job, row) in
                     join_all(some.iter().map(|row| store.job_get(row.job_id.unwrap()))).await.into_iter().zip(some)
                 {
-                    let job = job.unwrap().expect("a job that was made is there");
+                    let job = job.unwrap().expect("the created job exists");
                     assert_eq!(job.schedule_due, Some(row.due_at), "{what}");
                     assert_eq!(job.schedule_id, Some(schedule.id.to_string()), "{what}");
                     assert!(jobs.insert(job.id), "{what}: each due time has a job of its own");

@@ -150,7 +150,7 @@ async fn a_program_that_is_cancelled_is_killed_with_its_children() {
 async fn a_program_that_leaves_a_child_behind_ends_when_it_exits() {
     let fixture = Fixture::with(allowed()).await;
     let folder = tempfile::tempdir().unwrap();
-    // The child keeps the outputs open; one of the two has left the process group.
+    // Both children keep the outputs open; one of them has left the process group.
     let text = "sleep 3600 & echo $! >pid; setsid sleep 20 & echo done";
     let payload = json!({"argv": ["sh", "-c", text], "cwd": folder.path()});
     let job = fixture.ends(once("shell.run", payload.to_string()), JobState::Completed).await;

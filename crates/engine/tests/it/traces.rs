@@ -1,4 +1,4 @@
-//! The exporter of spans at chosen times: what it sends again, what it drops.
+//! Runs the span exporter at chosen times: which spans it sends again, and which it drops.
 
 use std::{
     collections::VecDeque,
@@ -113,7 +113,7 @@ async fn a_batch_that_the_collector_rejects_is_dropped_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn spans_that_the_collector_rejects_alone_are_counted() {
+async fn individually_rejected_spans_are_counted() {
     // A partial success with one rejected span.
     let fixture = Fixture::new([(200, None, vec![0x0a, 0x02, 0x08, 0x01])]).await;
     fixture.record(3);

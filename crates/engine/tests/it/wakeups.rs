@@ -65,7 +65,7 @@ async fn create_task(fixture: &Fixture, machine: &str) -> TaskId {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_job_continues_its_task_immediately() {
-    // With one poll per job it would take a minute.
+    // If every job were noticed only by a poll, this would take a minute.
     const JOBS: usize = 7;
     let states = (0..JOBS).map(|n| {
         let to = if n + 1 == JOBS { "DONE".to_owned() } else { format!("S{}", n + 1) };
@@ -102,7 +102,7 @@ async fn an_event_that_makes_nothing_due_earlier_does_not_wake_the_loop_of_tasks
         let answers = fixture.store.task_apply(vec![input], now).await.unwrap();
         assert_eq!(answers[0].as_ref().unwrap().outcome, Outcome::Applied);
     }
-    // The creation of the task may still have woken it, and it runs every ten seconds.
+    // The creation of the task may still have woken the loop, and the loop runs every ten seconds anyway.
     let expected = 3 + started.elapsed().as_secs() / 10;
     assert!(rounds() - before <= expected, "{} rounds, at most {expected} expected", rounds() - before);
 }

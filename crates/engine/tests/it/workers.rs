@@ -46,8 +46,8 @@ async fn delivered(fixture: &Fixture, worker: &ConnectedWorker, job: NewJob) -> 
 
 async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     loop {
-        for order in worker.next_commands().await {
-            if let WorkerCommand::Job(delivery) = order {
+        for command in worker.next_commands().await {
+            if let WorkerCommand::Job(delivery) = command {
                 return delivery;
             }
         }
@@ -293,7 +293,7 @@ async fn a_worker_that_releases_every_job_opens_its_circuit() {
     let sent = next_delivery(&willing).await.job;
     assert_eq!((sent.id(), sent.claimed.retry_count), (id, 0), "another worker has it, and no attempt was used");
     assert_eq!(fixture.engine.workers.dispatch_failures.load(std::sync::atomic::Ordering::Relaxed), 5);
-    eventually("its record contains it", async || {
+    eventually("the open breaker is stored", async || {
         let record = fixture.store.worker_get("unwilling").await.unwrap().unwrap();
         (record.breaker == "open").then_some(())
     })
@@ -467,9 +467,9 @@ async fn a_job_whose_process_does_not_connect_in_time_times_out() {
     fixture.stop().await;
 }
 
-/// Ends the jobs of two workers without a server: one has started its job, one has not.
+/// Asserts that the jobs of two workers without a server time out: one worker has started its job, one has not.
 async fn assert_time_limits_apply_without_a_server(database: (Arc<dyn Store>, TestDatabase)) {
-    // The workers may reconnect for longer than their jobs may take.
+    // The grace period for reconnecting is longer than the time limits of the jobs.
     let config = EngineConfig { reconnect_grace: Duration::from_secs(7_200), ..EngineConfig::default() };
     let fixture = Fixture::over(database, config.clone()).await;
     let one_slot = Registration { concurrency: Some(1), ..registration("away") };

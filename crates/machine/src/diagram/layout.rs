@@ -1,9 +1,10 @@
 //! Computes the positions of everything in a drawing.
 //!
-//! The states form one column, in the order of the definition, the final ones last. An arrow to the state directly below is
-//! a straight line; every other arrow leaves its state at the side, runs in a lane beside the column, and arrives at the side:
-//! on the right downwards, on the left upwards. Its label is above its start, in a strip between the column and the
-//! lanes that no other line crosses at that height. So no label can overlap another label or a line.
+//! The states form one column, in the order of the definition, the final ones last. An arrow to the state directly
+//! below is a straight line; every other arrow leaves its state at the side, runs in a lane beside the column, and
+//! arrives at the side: downward arrows on the right, upward arrows on the left. Its label is above its start, in a
+//! strip between the column and the lanes that no other line crosses at that height. So no label can overlap another
+//! label or a line.
 //!
 //! Arrows to the same state share a lane and their end.
 
@@ -268,7 +269,7 @@ fn side_arrows(frames: &[Frame], lane: &Lane, sides: &Sides) -> Vec<Arrow> {
         Side::Right => sides.right_lanes + lane.slot * LANE,
     };
     let target = (edge(&frames[lane.to]), lane.arrives);
-    // Sources are placed row by row, and `leaves` has their order.
+    // Sources are placed row by row, so `leaves` is sorted by row.
     let mut rows: Vec<&(usize, Vec<String>)> = lane.from.iter().collect();
     rows.sort_by_key(|(row, _)| *row);
     // The longest arrow draws the whole lane; the others only join it.

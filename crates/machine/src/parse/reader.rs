@@ -12,7 +12,7 @@ pub(super) struct Findings {
     pub found: Vec<Finding>,
     /// Events that states handle, publish or have a policy for. All names are known only at the end.
     pub mentioned: Vec<Mention>,
-    /// Whether a transition or a limit leads to a state that is not there.
+    /// Whether a transition or a limit leads to a state that does not exist.
     pub has_unknown_target: bool,
     /// Number of patterns in the schemas.
     pub patterns: usize,
@@ -45,13 +45,13 @@ impl Findings {
         self.add(node.position, path, format!("must be {expected}, is {}", node.kind()));
     }
 
-    /// Opens a map whose keys are known.
+    /// Reads a map and reports unknown and missing keys.
     pub fn fields<'a>(&mut self, node: &'a Node, path: &str, known: &Object) -> Fields<'a> {
         let before = self.found.len();
         let entries = self.entries(node, path);
         for entry in entries {
             if !known.has(&entry.key) {
-                let message = format!("unknown key \"{}\"; known are {}", entry.key.escape_debug(), known.names());
+                let message = format!("unknown key \"{}\"; known keys are {}", entry.key.escape_debug(), known.names());
                 self.add(entry.position, path, message);
             }
         }
@@ -76,7 +76,7 @@ impl Findings {
         }
     }
 
-    /// Returns the items of a list, or the value itself where one may be written without brackets.
+    /// Returns the items of a list, or the value itself: a single item can be written without brackets.
     pub fn items<'a>(&mut self, node: &'a Node) -> &'a [Node] {
         match &node.value {
             NodeValue::List(items) => items,

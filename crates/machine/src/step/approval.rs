@@ -76,7 +76,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Notifies the receivers of the open approval of a change.
+    /// Notifies the receivers of the open approval that it has changed.
     pub(super) fn notify_receivers(&mut self, event: &'static str) {
         let Some(approval) = self.task.approval.as_ref().filter(|approval| !approval.webhooks.is_empty()) else {
             return;

@@ -8,7 +8,7 @@ use crate::{
     task::{Active, Effect, Event, JobRequest, Outcome, Status, TimerKind},
 };
 
-/// One stay in a state, which jobs belong to.
+/// One stay in a state. Each job of a task belongs to a stay.
 pub(super) struct Stay {
     pub state: String,
     pub epoch: u64,
@@ -70,7 +70,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Moves a task that exceeded a limit of its machine to the state for that, or ends it.
+    /// Moves a task that exceeded a limit of its machine to the final state that the machine names for this case, or
+    /// ends it.
     pub(super) fn limit_exceeded(&mut self, event: &Event, limit: String) -> Result<(), String> {
         let reason = format!("the task exceeded its limit of {limit}");
         match self.definition.limits.to {
@@ -99,7 +100,7 @@ impl<'a> Run<'a> {
         self.task.timers.retain(|timer| timer.state != left.state || timer.kind == TimerKind::Lifetime);
     }
 
-    /// Enters the states from below `around` to `target`, and from there the first inner ones.
+    /// Enters the states inside `around` down to `target`, and then the initial states inside `target`.
     pub(super) fn enter(
         &mut self,
         event: &Event,

@@ -48,7 +48,7 @@ fn trial(definition: &Definition, receiver: Value) -> Trial<'_> {
 }
 
 #[test]
-fn receivers_are_notified_when_an_approval_opens_is_reminded_escalated_and_expires() {
+fn receivers_are_notified_of_the_request_reminders_escalation_and_expiry() {
     let definition = definition(REVIEW);
     let mut trial = trial(&definition, json!("https://example.net/"));
     trial.wait("4h");
@@ -103,7 +103,7 @@ fn each_receiver_is_notified_once_and_an_expression_may_give_none_or_many() {
 }
 
 #[test]
-fn what_is_published_about_an_approval_does_not_name_its_receivers() {
+fn events_about_an_approval_do_not_name_its_receivers() {
     let definition = definition(REVIEW);
     let mut trial = trial(&definition, json!(null));
     trial.wait("4h");

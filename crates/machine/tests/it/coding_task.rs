@@ -176,7 +176,7 @@ fn only_an_explicit_no_skips_the_approval() {
     assert_eq!(
         approval["repositorioOrigen"],
         request()["repositorioOrigen"],
-        "the event names the repository, so that any smith can start on it"
+        "the event names the repository, so that any worker can start on it"
     );
 }
 
@@ -296,12 +296,12 @@ fn every_state_has_a_defined_outcome_for_every_event() {
             writeln!(table, "  {event:<35} {outcome:?}{arrow}").unwrap();
         };
         for event in definition.events.keys() {
-            let mut trial = brought_to(&definition, state);
+            let mut trial = bring_to_any(&definition, state);
             let outcome = trial.event(event, payload(event));
             line(event, outcome, trial.task.state());
         }
         for (name, act) in OWN {
-            let mut trial = brought_to(&definition, state);
+            let mut trial = bring_to_any(&definition, state);
             let outcome = act(&mut trial);
             line(name, outcome, trial.task.state());
         }
@@ -328,7 +328,7 @@ const STATES: [&str; 10] = [
 ];
 
 /// Brings a task to any state, including the final ones.
-fn brought_to<'a>(definition: &'a faena_machine::Definition, state: &str) -> Trial<'a> {
+fn bring_to_any<'a>(definition: &'a faena_machine::Definition, state: &str) -> Trial<'a> {
     let (before, leave): (&str, Leave<'_>) = match state {
         "COMPLETADA" => ("PROBANDO_INTEGRACION", &|trial| {
             trial.event("resultado.integracion_finalizada", json!({"exito": true}));

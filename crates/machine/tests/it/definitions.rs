@@ -4,7 +4,7 @@ use faena_machine::Definition;
 
 use crate::support::{coding_task, definition};
 
-/// The smallest definition, with room for an error.
+/// Returns a small definition with these states.
 fn with_states(states: &str) -> String {
     format!("machine: m\nversion: 1\nevents: {{go: {{}}, back: {{}}}}\ninitial: A\nstates:\n{states}")
 }
@@ -17,7 +17,7 @@ fn findings(text: &str) -> Vec<(u64, String)> {
 const END: &str = "  Z: {final: true}\n";
 const LIMITED: &str = "deadline: {total: 1h, to: Z}";
 
-/// Each definition with these states has an error in this line that contains this text.
+/// Asserts that a definition with these states has an error in this line, and that the error contains this text.
 fn assert_errors(cases: impl IntoIterator<Item = (String, u64, &'static str)>) {
     for (states, line, part) in cases {
         let found = findings(&with_states(&states));
@@ -270,7 +270,7 @@ fn a_counter_limits_a_cycle_only_if_the_cycle_does_not_reset_it() {
 }
 
 #[test]
-fn the_state_beyond_the_limits_is_final() {
+fn the_state_for_exceeded_limits_must_be_final() {
     let text = "machine: m\nversion: 1\nlimits: {lifetime: 1d, to: A}\nevents: {go: {}}\ninitial: A\nstates:\n  \
                 A: {forever: true, on: {go: Z}}\n  Z: {final: true}\n";
     let found = findings(text);

@@ -23,7 +23,7 @@ fn the_drawing_highlights_the_active_states_and_escapes_texts() {
 }
 
 #[test]
-fn the_drawing_says_in_words_what_it_shows() {
+fn the_drawing_has_a_text_description() {
     let svg = coding_task().to_svg(&[]);
     assert!(svg.contains("role=\"img\" aria-labelledby=\"machine-title machine-desc\""));
     assert!(svg.contains("It starts in NUEVA. NUEVA to PLANIFICANDO: tarea.crear."));
@@ -31,7 +31,7 @@ fn the_drawing_says_in_words_what_it_shows() {
 }
 
 #[test]
-fn states_whose_names_differ_only_in_signs_have_different_ids() {
+fn states_whose_names_differ_only_in_punctuation_have_different_ids() {
     let text = "machine: m\nversion: 1\nevents: {go: {}}\ninitial: a-b\nstates:\n  a-b: {forever: true, on: {go: a_b}}\n  \
                 a_b: {forever: true, on: {go: end}}\n  end: {final: true}\n";
     let mermaid = definition(text).to_mermaid();

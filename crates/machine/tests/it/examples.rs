@@ -209,7 +209,7 @@ mod onboarding {
     }
 
     #[test]
-    fn nobody_gets_more_than_five_weekly_mails() {
+    fn a_customer_gets_at_most_five_weekly_mails() {
         let definition = example("onboarding");
         let mut trial = customer(&definition);
         trial.event("account.activated", json!({}));

@@ -38,7 +38,7 @@ fn deep_nesting_is_refused() {
 }
 
 #[test]
-fn aliases_cannot_stand_for_more_than_the_limits() {
+fn aliases_cannot_expand_beyond_the_limits() {
     let mut laughs = String::from("a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]\n");
     for level in 1..10 {
         let inner = vec![format!("*a{}", level - 1); 10].join(", ");
@@ -62,7 +62,7 @@ fn an_alias_means_what_it_stands_for() {
 }
 
 #[test]
-fn what_is_not_one_document_of_plain_values_is_refused() {
+fn only_one_document_of_plain_values_is_accepted() {
     for text in [
         "",
         "\u{feff}",
@@ -233,7 +233,7 @@ fn expressions_that_nest_without_brackets_are_refused() {
         let deep = format!("{}1{}", open.repeat(60), close.repeat(60));
         let _ = parse(VALID.replace("go: Z", &format!("go: {{if: {}, to: Z}}", json!(deep))));
     }
-    // The parser removes pairs of signs, so these are not nested at all.
+    // The parser removes pairs of `!` and `-`, so these expressions are not nested at all.
     for expression in [format!("{}true", "!".repeat(200)), format!("{}1 == 1", "- ".repeat(200))] {
         let machine = definition(&VALID.replace("go: Z", &format!("go: {{if: {}, to: Z}}", json!(expression))));
         assert_eq!(Trial::new(&machine, json!({})).event("go", json!({})), Outcome::Applied);

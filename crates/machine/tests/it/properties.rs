@@ -146,7 +146,7 @@ proptest! {
         prop_assert_eq!(run(), run());
     }
 
-    /// Pauses are left out: `a_paused_task_waits_and_the_pause_does_not_count` has them.
+    /// Pauses are left out: `a_paused_task_waits_and_the_pause_does_not_count` tests them.
     #[test]
     fn the_machine_agrees_with_a_model_that_was_written_by_hand(acts in acts()) {
         let definition = coding_task();

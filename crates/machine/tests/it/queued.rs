@@ -60,9 +60,9 @@ fn a_queued_task_starts_like_a_new_one_and_the_time_in_the_queue_does_not_count(
     let records: Vec<(&str, u64)> = trial.records.iter().map(|one| (one.event.as_str(), one.sequence)).collect();
     assert_eq!(records, [("task.queued", 1), ("task.created", 2), ("begin", 3)]);
     assert_eq!(trial.apply(Input::Start).outcome, Outcome::Ignored, "once");
-    let unarmed = Task { timers: Vec::new(), ..trial.task.clone() };
-    let repaired = with_timers(&definition, &unarmed, trial.now).unwrap();
-    assert_eq!(repaired.timers, trial.task.timers, "also if doctor has to arm it again");
+    let without_timers = Task { timers: Vec::new(), ..trial.task.clone() };
+    let repaired = with_timers(&definition, &without_timers, trial.now).unwrap();
+    assert_eq!(repaired.timers, trial.task.timers, "also if doctor has to restore its timers");
     trial.wait("1h");
     assert!(trial.task.status.has_ended(), "its lifetime began with its start");
 }

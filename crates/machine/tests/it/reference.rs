@@ -93,8 +93,8 @@ impl Model {
         [DONE, WRONG, BROKEN, CANCELLED].contains(&self.state)
     }
 
-    /// Receives an event. One that was answered before changes nothing; a rejected one may come again, and so may a
-    /// heartbeat that changed nothing.
+    /// Receives an event. An event that was answered before changes nothing. A rejected event may arrive again, and so
+    /// may a heartbeat that changed nothing.
     pub fn receive(&mut self, message: &Message, now_ms: i64) -> Answer {
         if let Some(answer) = self.answers.get(&message.id) {
             return *answer;
@@ -150,7 +150,7 @@ impl Model {
         }
     }
 
-    /// Moves if the state handles the event.
+    /// Moves the task if the state handles the event.
     fn handle(&mut self, message: &Message, now_ms: i64) -> bool {
         match (self.state, message.kind.as_str()) {
             (PLANNING, "resultado.plan_generado") => {
@@ -159,7 +159,7 @@ impl Model {
             }
             (DECIDING, "tarea.aprobar_plan") if message.plan == self.plan => self.enter(STARTING, now_ms),
             (STARTING, HEARTBEAT) => {
-                // A state within the same one: its deadlines go on.
+                // Both states are inside the same outer state, whose deadlines continue.
                 self.state = CODING;
                 self.progress_ms = self.progress_ms.max(now_ms);
             }

@@ -106,7 +106,7 @@ fn the_first_condition_that_holds_decides() {
 }
 
 #[test]
-fn an_unexpected_event_is_deferred_ignored_or_refused() {
+fn an_unexpected_event_is_deferred_ignored_or_rejected() {
     let definition = definition(GUARDED);
     let mut trial = Trial::new(&definition, json!({}));
     assert_eq!(trial.event("note", json!({})), Outcome::Ignored);
@@ -184,7 +184,7 @@ fn a_paused_task_waits_and_the_pause_does_not_count() {
 }
 
 #[test]
-fn a_task_is_cancelled_in_its_state_unless_the_machine_has_one_for_that() {
+fn a_task_is_cancelled_in_its_state_unless_the_machine_has_a_cancel_state() {
     let definition = definition(GUARDED);
     let mut trial = Trial::new(&definition, json!({}));
     trial.event("later", json!({}));
@@ -197,7 +197,7 @@ fn a_task_is_cancelled_in_its_state_unless_the_machine_has_one_for_that() {
 }
 
 #[test]
-fn the_end_of_a_job_returns_to_its_own_stay_only() {
+fn the_end_of_a_job_applies_only_to_its_own_stay() {
     let definition = definition(
         "
 machine: jobs

@@ -66,7 +66,7 @@ fn choose(admission: &mut Admission, jobs: &[(LaneId, i64, i64)]) -> Vec<(LaneId
 }
 
 #[test]
-fn a_limit_is_shared_by_waiting_time_and_names_the_limited_lanes() {
+fn lanes_share_a_limit_by_waiting_time_and_are_reported_as_limited() {
     let lanes = vec![lane(1, "q", false), lane(2, "q", false)];
     let mut setup = Setup::new(lanes, vec![claim_limit(Scope::Queue("q".into()), concurrency_limit(5), 2)]);
     let mut admission = setup.request(10, 10);

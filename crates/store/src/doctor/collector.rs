@@ -1,4 +1,4 @@
-//! Checks rows that need code, and collects the violations.
+//! Checks the rows for which SQL is not enough, and collects all violations.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -96,7 +96,8 @@ pub(crate) fn compile_timing(anchor_at: i64, spec: &str) -> Option<CompiledTimin
     spec.timing.compile(Timestamp::from_ms(anchor_at)).ok()
 }
 
-/// Checks a row `schedule, id, options`. The jobs of a schedule follow each other; triggered jobs have no scheduled time.
+/// Checks a row `schedule, id, options`. The rows are sorted by schedule. Jobs that a user triggered have no scheduled
+/// time.
 pub(super) fn due(collector: &mut Collector, row: &[Cell]) {
     let Ok(options) = parse_options(Some(row[2].text())) else { return };
     let Some(due) = options.schedule_due.filter(|_| options.scheduled_at.is_some()) else { return };

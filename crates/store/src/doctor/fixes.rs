@@ -1,4 +1,4 @@
-//! The repair of each finding, where one is safe.
+//! The repair of each finding that can be repaired safely.
 //!
 //! Every statement is guarded by the condition that it repairs, so it can be run again and changes nothing else.
 //! `Dialect::sql` replaces the placeholders: `{with}` by the common table expressions `in_flight` and `job_states`, `{now}` by

@@ -18,7 +18,7 @@ pub struct QueueEntries {
     pub ready: HashMap<Uuid, LaneId>,
     /// Jobs that wait for a time.
     pub delayed: HashSet<Uuid>,
-    /// Whether there are more than were read.
+    /// Whether the database has more jobs than were read.
     pub is_truncated: bool,
 }
 
@@ -30,10 +30,10 @@ pub async fn queue_entries(url: &str) -> Result<QueueEntries> {
     }
 }
 
-/// A statement, and what to do with a row of it.
+/// A statement, and the function that handles each of its rows.
 pub(crate) type QueueStep = (String, fn(&mut QueueEntries, &[Cell]));
 
-/// Returns what is read, in both dialects.
+/// Returns the statements, which both databases understand.
 pub(crate) fn queue_steps() -> [QueueStep; 3] {
     let limited = |sql: &str| format!("{sql} LIMIT {}", MAX_ENTRIES + 1);
     [

@@ -13,14 +13,14 @@ pub struct ExternalMapping {
     pub processed_table: Option<String>,
     pub processed_id: String,
     pub processed_at: String,
-    /// Where rows go that were rejected too often. `None`: they stay, with their attempts.
+    /// Table for rows that were rejected too often. `None`: they stay in the outbox, with their attempts.
     pub dead_table: Option<String>,
     /// The columns by which rows are ordered. Empty: the time at which they occurred.
     pub order_by: Vec<String>,
     /// The number of the advisory lock under which one node at a time reads the table.
     pub lock: i64,
     pub batch: u32,
-    /// The channel on which the application notifies, if it does.
+    /// The channel on which the application sends notifications, if it does.
     pub channel: Option<String>,
 }
 

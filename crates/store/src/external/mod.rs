@@ -5,8 +5,8 @@
 //! the application has locked are taken later. If the node dies in between, the rows stay as they were, and are published again
 //! under the same id. Ids in `ProcessedEvents` are never published again.
 //!
-//! Only the dispatch time, the attempts and the error of a row are written, unless a dead-letter table is configured, to
-//! which rows are moved.
+//! Only the dispatch time, the attempts and the error of a row are written. If a dead-letter table is configured,
+//! rejected rows are moved to it.
 
 mod mapping;
 mod session;
@@ -84,7 +84,7 @@ impl ExternalOutbox {
         usize::try_from(self.mapping.batch).unwrap_or(usize::MAX)
     }
 
-    /// Takes the lock and the next rows except those in `except`, and keeps a transaction open over them.
+    /// Takes the lock and the next rows except those in `except`, and keeps their transaction open.
     pub async fn take(&mut self, except: &[String]) -> Result<ExternalTake> {
         self.take_of(None, except).await
     }
@@ -116,7 +116,8 @@ impl ExternalOutbox {
         .await
     }
 
-    /// Cancelled when the session has ended, with its lock and rows, so that work on them stops.
+    /// Returns a token that is cancelled when the session ends. Its lock and its rows are lost then, so work on the
+    /// rows must stop.
     pub fn closed(&self) -> CancellationToken {
         self.session.as_ref().map_or_else(
             || {

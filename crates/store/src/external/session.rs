@@ -52,7 +52,7 @@ impl Session {
         Ok(Session { client, statements, holds_lock: false, in_transaction: false, closed, _reader: reader })
     }
 
-    /// Cancelled when the connection has ended.
+    /// Returns a token that is cancelled when the connection has ended.
     pub fn closed(&self) -> CancellationToken {
         self.closed.clone()
     }

@@ -428,7 +428,7 @@ async fn move_patched(
                 return Err(state_changed());
             }
         }
-        // The time of its next attempt.
+        // Changes the time of its next attempt.
         when if state == JobState::Retrying => {
             moved.due_at = when.map(|when| when.unwrap_or(now).as_ms());
             if client.execute(move_waiting, &[&new_lane, &moved.due_at, &lane, &id.0]).await? == 0 {

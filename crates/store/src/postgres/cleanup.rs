@@ -1,5 +1,5 @@
 //! Cleans up after jobs that leave a queue or a worker: deletes their side rows, releases their keys, writes webhooks,
-//! and lets tasks continue that wait for them.
+//! and lets the tasks that wait for them continue.
 
 use std::collections::HashSet;
 
@@ -141,7 +141,7 @@ async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Re
                  CROSS JOIN LATERAL (SELECT ctid FROM faena.key_in_flight WHERE key = u.key AND id = u.id LIMIT 1) AS h))",
         )
         .await?;
-    // A key queue that waits for its rate stays closed until then.
+    // A key queue that a rate limit has closed stays closed until `opens_at`.
     let open = client
         .prepare_cached(
             "WITH closed AS (

@@ -23,7 +23,7 @@ use crate::{
     sql::sql,
 };
 
-/// Releases the dependents of `finished`, then the dependents of those that this cancels, and so on. Idempotent.
+/// Releases the dependents of `finished`, then the dependents of the jobs that this cancels, and so on. Idempotent.
 ///
 /// One transaction processes one slice of a large graph. It records the parents of the rest in `unreleased`, and the promoter of any
 /// node continues with them.
@@ -82,7 +82,8 @@ impl Released {
             shared.cursors.lower(lane, now.as_ms());
             shared.signal([Signal::Ready(lane)]);
         }
-        // Wakes the promoter, so a slice without effect must not send it: the promoter would wake itself for ever.
+        // This signal wakes the promoter, which calls this function. A slice without effect must not send it: the
+        // promoter would never rest.
         if self.moved > 0 || self.more {
             shared.signal([Signal::Waiting]);
         }

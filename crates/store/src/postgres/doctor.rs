@@ -122,7 +122,7 @@ async fn check_server(client: &Object, now: Timestamp, findings: &mut Vec<Findin
     Ok(None)
 }
 
-/// Finds the sessions and replication slots that retain old row versions, and the tables that suffer.
+/// Finds the sessions and replication slots that retain old row versions, and the tables that have too many of them.
 async fn check_sessions(client: &Object, now: Timestamp, findings: &mut Vec<Finding>) -> Result<()> {
     let since = now.plus_ms(-OLD_TRANSACTION_MS).as_ms();
     for (code, sql) in [

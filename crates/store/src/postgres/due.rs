@@ -385,7 +385,7 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
     Ok(rows.len())
 }
 
-/// Deletes old completed jobs from the partitions that can have some.
+/// Deletes old completed jobs from the partitions that can contain them.
 ///
 /// The id contains the creation time, so they come first in their lane; nothing has to be read to see that there are none.
 async fn prune_done(client: &Object, cutoff: Timestamp, limit: usize) -> Result<Vec<Row>> {

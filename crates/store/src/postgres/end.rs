@@ -135,7 +135,7 @@ struct Effects {
     freed_lanes: Vec<LaneId>,
     waiting: bool,
     signals: Vec<Signal>,
-    /// Ends that were written now, and not before.
+    /// Ends that this transaction has written.
     written: HashSet<Key>,
     finished: Vec<Uuid>,
     /// Finished jobs that other jobs depend on.
@@ -220,7 +220,7 @@ async fn write(
     Ok((results, effects))
 }
 
-/// Writes the ends of runs that have not ended. `since`: none of these runs began before.
+/// Writes the ends of runs that have not ended. `since`: none of these runs began before this time.
 async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunEnd>, since: i64) -> Result<Effects> {
     let mut effects = Effects::default();
     if ends.is_empty() {
@@ -500,7 +500,7 @@ pub fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
 }
 
-/// Returns the jobs that were not deleted or pruned: a claim may still contain their ids.
+/// Returns which of these jobs still exist: a claim may contain ids of jobs that were deleted or pruned.
 pub async fn existing(client: &Object, ids: impl Iterator<Item = Uuid>) -> Result<HashSet<Uuid>> {
     let ids: Vec<Uuid> = ids.collect();
     let statement = client.prepare_cached("SELECT id FROM faena.job WHERE id = ANY($1)").await?;

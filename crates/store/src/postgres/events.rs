@@ -74,7 +74,8 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
             )
             .await?;
         let patterns: Vec<String> = subscribe.types.iter().map(|kind| like(kind)).collect();
-        // The types of a sink replace its earlier ones. A subscription of readers keeps them, because several readers share it.
+        // The types of a sink replace its earlier ones. A subscription of readers keeps its earlier types, because
+        // several readers share it.
         if let SubscriptionMode::Queue(_) = subscribe.mode {
             client
                 .execute(
@@ -122,11 +123,11 @@ pub fn like(kind: &str) -> String {
 /// Returns the type of a LIKE pattern.
 pub fn from_like(pattern: &str) -> String {
     let mut kind = String::with_capacity(pattern.len());
-    let mut signs = pattern.chars();
-    while let Some(sign) = signs.next() {
-        match sign {
+    let mut characters = pattern.chars();
+    while let Some(character) = characters.next() {
+        match character {
             '%' => kind.push('*'),
-            '\\' => kind.extend(signs.next()),
+            '\\' => kind.extend(characters.next()),
             other => kind.push(other),
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! Each node caches lanes, so a reclaimed lane may be in use by another node. Every transaction that adds jobs to lanes
 //! checks that they are not retired (`faena.require_lanes`), and fails otherwise; the node loads the lanes again and
-//! repeats it. A lane is deleted when every transaction that may have made this check before the lane was retired has
-//! ended, and has left no job in it.
+//! repeats the transaction. A lane is deleted when every transaction that may have made this check before the lane was
+//! retired has ended, and has left no job in it.
 
 use std::collections::HashSet;
 
@@ -73,8 +73,8 @@ async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Ve
     let used: Vec<LaneId> = retired.iter().copied().filter(|id| !is_empty.contains(id)).collect();
     client.execute("UPDATE faena.lane SET retired = false, fence = NULL WHERE id = ANY($1)", &[&used]).await?;
     let deleted = delete(client, &lanes, limit).await?;
-    // In this order, so that each needs a separate transaction: a transaction that saw the lane in use before it was retired has an id
-    // below the fence, which is read after the commit that retired the lane.
+    // In this order, so that each step needs a separate transaction: a transaction that saw the lane in use before it
+    // was retired has an id below the fence, which is read after the commit that retired the lane.
     client
         .execute(
             "UPDATE faena.lane SET fence = pg_snapshot_xmax(pg_current_snapshot()) WHERE retired AND fence IS NULL",

@@ -115,7 +115,7 @@ pub struct Shared {
     first_shard: i16,
 }
 
-/// Where changes of jobs are counted, and how much may be stored about each.
+/// Where changes of jobs are counted, and how much may be stored about each job.
 #[derive(Clone, Copy)]
 pub struct Writes {
     pub shard: i16,
@@ -251,12 +251,12 @@ impl Shared {
         self.shard(SUBMITTERS + REPORTERS + 1)
     }
 
-    /// Returns what writes that do not go through a batcher need.
+    /// Returns the shard and limits for writes that do not go through a batcher.
     pub fn own_writes(&self) -> Writes {
         Writes { shard: self.own_shard(), limits: self.options.job_limits }
     }
 
-    /// Returns what writes of bulk actions need.
+    /// Returns the shard and limits for the writes of bulk actions.
     pub fn bulk_writes(&self) -> Writes {
         Writes { shard: self.bulk_shard(), limits: self.options.job_limits }
     }

@@ -104,7 +104,7 @@ struct Sink {
     park: bool,
 }
 
-/// Forces index lookups: the planner's statistics mislead for tables that grow and shrink within minutes.
+/// Forces index lookups: the planner's statistics are misleading for tables that grow and shrink within minutes.
 const BY_INDEX: &str =
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
@@ -119,8 +119,8 @@ enum Share {
 
 /// Returns due events of the partitions that the node owns.
 ///
-/// PostgreSQL: reads without locks, in one snapshot. Only if the leases must be rebalanced, it claims partitions and
-/// reads again.
+/// PostgreSQL: reads without locks, in one snapshot. It claims partitions and reads again only if the leases must be
+/// rebalanced.
 pub async fn take(shared: &Shared, request: &OutboxTakeRequest, now: Timestamp) -> Result<OutboxTaken> {
     if let Some(taken) = peek(shared, request, Share::OnlyIfBalanced, now).await? {
         return Ok(taken);

@@ -193,7 +193,8 @@ pub async fn republish(
 /// Puts events of a time range back into the outbox of a sink, in the caller's transaction.
 ///
 /// Skips events that already wait in the outbox or are unresolved dead letters. Returns `None` if the sink does not
-/// exist. Fails if more than `MAX_REPUBLISHED` events match; to notice that, the query selects one event more.
+/// exist. Fails if more than `MAX_REPUBLISHED` events match; to detect this, the query selects up to one event more
+/// than that.
 pub async fn republish_in(
     client: &Object,
     what: &Republish,

@@ -53,7 +53,7 @@ async fn ready_page(
 ) -> Result<Vec<QueuePosition>> {
     let (at, id) = start(after);
     let client = shared.client().await?;
-    // The same order as the claim's, so the same settings.
+    // Reads in the same order as a claim, so it needs the same settings.
     client.batch_execute(BEGIN_CLAIM).await?;
     let result = async {
         let statement = client

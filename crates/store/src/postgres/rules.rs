@@ -295,7 +295,7 @@ async fn put_limit(client: &Object, scope: &Scope, limit: &Limit, by: &str, now:
     Ok(())
 }
 
-/// Opens every key queue, because the new settings may allow more.
+/// Opens every key queue, because the new settings may allow more jobs.
 async fn open_all_key_queues(client: &Object) -> Result<()> {
     client
         .execute(

@@ -32,7 +32,7 @@ pub async fn write_updates(
             && !ended.contains_key(&key)
             && !before.contains_key(&key)
             && existing_jobs.contains(&update.id.0);
-        // Counted whichever run owns the job.
+        // A stale report is counted, whichever run owns the job.
         if let RunUpdateKind::Stale(text) = &update.kind {
             let exists = existing_jobs.contains(&update.id.0);
             if exists {
@@ -144,7 +144,7 @@ async fn put_running(client: &Object, update: &RunUpdate) -> Result<()> {
     Ok(())
 }
 
-/// Stores the progress of a job. It stays when the run ends.
+/// Stores the progress of a job. It is kept when the run ends.
 async fn put_progress(client: &Object, update: &RunUpdate, progress: &Progress) -> Result<()> {
     let statement = client
         .prepare_cached(

@@ -190,7 +190,7 @@ pub async fn delete(shared: &Shared, id: ScheduleId, by: &str, now: Timestamp) -
 }
 
 async fn delete_in(client: &Object, id: ScheduleId, by: &str, now: Timestamp) -> Result<bool> {
-    // The row first: a node that is firing it has finished then, and its ticks are visible.
+    // The row is deleted first. This waits for a node that is firing the schedule, so that its ticks are visible below.
     let Some(row) = client.query_opt("DELETE FROM faena.schedule WHERE id = $1 RETURNING name", &[&id.0]).await? else {
         return Ok(false);
     };
@@ -318,7 +318,7 @@ async fn fire_due(
                 after_commit.jobs.extend(after_cancel);
             }
             Ok((CancelOutcome::Requested { .. }, _)) => after_commit.cancel_requested.push(id),
-            // It has just ended, or was deleted.
+            // The job has just ended, or was deleted.
             Err(StoreError::InvalidTransition { .. } | StoreError::NotFound(_)) => {}
             Err(error) => return Err(error),
         }
@@ -466,7 +466,8 @@ pub async fn counts(shared: &Shared) -> Result<ScheduleCounts> {
     })
 }
 
-/// Deletes up to `limit` ticks recorded before `before`, the end of the longest retention of finished jobs.
+/// Deletes up to `limit` ticks recorded before `before`: ticks are kept as long as finished jobs with the longest
+/// retention.
 pub async fn prune(client: &Object, before: Timestamp, limit: usize) -> Result<()> {
     client
         .execute(

@@ -17,7 +17,7 @@ use crate::{
 pub enum TransactionControl {
     /// In a transaction of their own, which has not begun.
     BeginAndCommit,
-    /// In a transaction that they end.
+    /// In a transaction that has begun, and is committed with the rows.
     CommitOnly,
     /// In the caller's transaction, which the caller commits.
     ByCaller,

@@ -40,7 +40,7 @@ pub enum Found {
     Moved(Timestamp),
 }
 
-/// What to do with the part of an earlier move.
+/// What to do with the partial copy of an earlier move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resume {
     Continue,
@@ -179,7 +179,7 @@ impl Target {
         due::make_coming_partitions(&self.client, now).await
     }
 
-    /// Adds rows to a table, of which `before` rows are there already.
+    /// Adds rows to a table that already has `before` rows.
     pub async fn copy(&self, table: &Table, rows: &[Vec<Value>], before: u64) -> Result<()> {
         // A crash of PostgreSQL may undo the last transactions. Rows and their progress are in the same one, so they stay consistent.
         self.begin_as_owner("SET LOCAL synchronous_commit = off").await?;

@@ -108,7 +108,7 @@ struct LiveWorker {
     owner: RegistrationOwner,
 }
 
-/// Returns the live workers that match, up to as many as one round takes.
+/// Returns the live workers that match, at most [`ROUND`] of them.
 async fn live_workers(
     client: &Object,
     condition: &str,
@@ -267,7 +267,8 @@ struct MergedUpdate {
 
 async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
     let ids: Vec<Uuid> = updates.iter().map(|updates| updates.id.0).collect();
-    // PostgreSQL: in order, so that two nodes never deadlock; no key changes, so that claims do not wait.
+    // PostgreSQL: locks the rows in order, so that two nodes never deadlock, and with `NO KEY`, so that claims do not
+    // wait.
     let rows = client
         .query(
             "SELECT id, session, drain, state, reason FROM faena.worker WHERE id = ANY($1) AND ended_at IS NULL

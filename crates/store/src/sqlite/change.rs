@@ -256,7 +256,7 @@ fn move_patched(
         _ if blocked => {
             tx.connection.execute(MOVE_WAITING, (new_lane, None::<i64>, lane, id.0))?;
         }
-        // The time of its next attempt.
+        // Changes the time of its next attempt.
         (JobState::Retrying, when) => {
             let due_at = when.map(|when| when.unwrap_or(now).as_ms());
             tx.connection.execute(MOVE_WAITING, (new_lane, due_at, lane, id.0))?;

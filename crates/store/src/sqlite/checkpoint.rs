@@ -92,7 +92,7 @@ impl Checkpoints {
     }
 }
 
-/// Copies until few pages are left, or until that does not help.
+/// Copies until few pages are left, or until another copy would not help.
 fn copy_most(connection: &Connection, shared: &Shared, log_pages: &AtomicI32) {
     let mut before = 0;
     for _ in 0..ROUNDS {

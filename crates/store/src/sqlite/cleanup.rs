@@ -1,5 +1,5 @@
 //! Cleans up after jobs that leave a queue or a worker: deletes their side rows, releases their keys, writes webhooks,
-//! and lets tasks continue that wait for them.
+//! and lets the tasks that wait for them continue.
 
 use faena_domain::JobId;
 
@@ -62,7 +62,7 @@ fn release_key(tx: &Tx, key: i64, id: JobId) -> Result<()> {
     if deleted == 0 {
         return Ok(());
     }
-    // A key queue that waits for its rate stays closed until then.
+    // A key queue that a rate limit has closed stays closed until `opens_at`.
     tx.connection
         .prepare_cached("UPDATE key_queue SET open = 1 WHERE key = ? AND open = 0 AND opens_at IS NULL")?
         .execute([key])?;

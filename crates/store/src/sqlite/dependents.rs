@@ -44,7 +44,7 @@ pub fn release_dependents(tx: &Tx, mut finished: Vec<JobId>, deltas: &mut Deltas
         events::set_actor(tx, SYSTEM)?;
         let state = read::state_of(tx.connection, parent)?;
         if state.is_some_and(|state| !state.is_terminal()) {
-            // It was retried meanwhile, and will release its dependents when it ends again.
+            // The parent was retried meanwhile, and will release its dependents when it ends again.
             continue;
         }
         for child in children {

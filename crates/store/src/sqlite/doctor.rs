@@ -25,7 +25,7 @@ const CLAIMED: &str = "numbers (at) AS (
 claimed (run, owner, id) AS MATERIALIZED (
     SELECT c.run, c.owner, substr(c.ids, n.at + 1, 16) FROM claim c JOIN numbers n ON n.at < length(c.ids))";
 
-/// A write-ahead log larger than this does not shrink by itself.
+/// A write-ahead log larger than this is reported.
 const LARGE_WAL_BYTES: u64 = 256 << 20;
 
 fn dialect(server: &Server, now: Timestamp) -> Dialect {
@@ -198,7 +198,7 @@ impl Server {
     }
 }
 
-/// Names the server that uses the file.
+/// Describes the server that uses the file, if there is one.
 pub fn running_server(path: &Path) -> Option<String> {
     server(path).describe()
 }

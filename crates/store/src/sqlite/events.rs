@@ -57,7 +57,8 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
             let begun = skip_position(tx.connection)?;
             tx.connection.prepare_cached("UPDATE subscription SET since = ? WHERE id = ?")?.execute((begun, id))?;
         }
-        // The types of a sink replace its earlier ones. A subscription of readers keeps them, because several readers share it.
+        // The types of a sink replace its earlier ones. A subscription of readers keeps its earlier types, because
+        // several readers share it.
         if let SubscriptionMode::Queue(_) = subscribe.mode {
             tx.connection.prepare_cached("DELETE FROM subscription_pattern WHERE subscription = ?")?.execute([id])?;
             for partition in 0..PARTITIONS {

@@ -102,7 +102,8 @@ pub fn step_rejection(tx: &Tx, id: JobId, name: &str, result: &str) -> Result<Op
     Ok(tx.shared.options.job_limits.step_rejection(count, bytes, name.len() + result.len()))
 }
 
-/// Deletes all but the newest attempts of a job. While a claim exists, its attempts say which of its jobs have ended.
+/// Deletes all but the newest attempts of a job. Keeps the attempts of a claim that still exists, because they show
+/// which of its jobs have ended.
 pub fn trim_attempts(tx: &Tx, id: JobId) -> Result<()> {
     tx.connection
         .prepare_cached(

@@ -14,7 +14,7 @@ use crate::{
 #[async_trait]
 impl JobStore for Sqlite {
     async fn job_submit(&self, jobs: Vec<NewJob>, by: Option<&str>, now: Timestamp) -> Result<Vec<Submitted>> {
-        // A new lane may exceed the limit, so its submission can fail.
+        // A job in a new lane may exceed the limit of lanes, so submitting it can fail.
         let known = |job: &NewJob| self.shared.lanes.id_of(LaneName::of(job)).is_some();
         let is_plain = jobs.iter().all(|job| plan::is_plain(job) && known(job));
         let (weight, by) = (plan::weight(&jobs), by.unwrap_or(SYSTEM).to_owned());
@@ -72,7 +72,7 @@ impl JobStore for Sqlite {
 
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
         let retention = retention.clone();
-        // SQLite: searching takes long with many lanes, so the writer only deletes what a reader has found.
+        // SQLite: the search takes long if there are many lanes, so the writer only deletes what a reader has found.
         let search = retention.clone();
         let old = self.read(move |connection, _| due::old_jobs(connection, &search, limit, now)).await?;
         self.writer.call_with_weight(10 * old.len() + 1, move |tx| due::prune(tx, old, &retention, limit, now)).await

@@ -10,7 +10,8 @@ use crate::{
     outbox::{self, MAX_REPLAY_BATCH, MAX_REPUBLISHED, REPLAYED, due_at, partition_of},
 };
 
-/// Selects matching dead letters. SQLite: ids are passed as a JSON array of hex numbers.
+/// SQL condition of a `DeadFilter` on `outbox_dlq d`, with the parameters `?1` to `?7` of `dead_filter_args`. SQLite:
+/// ids are passed as a JSON array of hex numbers.
 pub const MATCHES: &str = "(?1 IS NULL OR d.sink = ?1) AND (?2 IS NULL OR d.event_type GLOB ?2) AND (?3 IS NULL OR d.aggregate_id = ?3)
     AND (?4 IS NULL OR d.moved_at >= ?4) AND (?5 IS NULL OR d.moved_at < ?5) AND (?6 IS NULL OR (d.resolved_at IS NOT NULL) = ?6)
     AND (?7 IS NULL OR d.id IN (SELECT unhex(value) FROM json_each(?7)))";
@@ -101,7 +102,7 @@ pub fn replay(tx: &Tx, filter: &DeadFilter, per_second: Option<u32>, by: &str, n
     Ok(dead_letters.len())
 }
 
-/// Puts an event back into the outbox, unless it waits already.
+/// Puts an event back into the outbox, unless it already waits there.
 pub fn put_back(tx: &Tx, sink: i64, position: i64, subject: Uuid, due_at: i64) -> Result<()> {
     tx.connection
         .prepare_cached(

@@ -22,7 +22,7 @@ fn write_update(tx: &Tx, update: RunUpdate, claims: &mut HashMap<Run, ClaimStatu
     if !job_exists(tx, update.id)? {
         return Ok(UpdateResult::Stale);
     }
-    // Counted whichever run owns the job.
+    // A stale report is counted, whichever run owns the job.
     if let RunUpdateKind::Stale(text) = &update.kind {
         add_stale(tx, &update, text)?;
         return Ok(UpdateResult::Accepted);
@@ -105,7 +105,7 @@ fn put_running(tx: &Tx, update: &RunUpdate) -> Result<()> {
     Ok(())
 }
 
-/// Stores the progress of a job. It stays when the run ends.
+/// Stores the progress of a job. It is kept when the run ends.
 fn put_progress(tx: &Tx, update: &RunUpdate, progress: &Progress) -> Result<()> {
     tx.connection
         .prepare_cached(

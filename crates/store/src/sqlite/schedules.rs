@@ -324,7 +324,8 @@ pub fn counts(connection: &Connection) -> Result<ScheduleCounts> {
     })
 }
 
-/// Deletes up to `limit` ticks recorded before `before`, the end of the longest retention of finished jobs.
+/// Deletes up to `limit` ticks recorded before `before`: ticks are kept as long as finished jobs with the longest
+/// retention.
 pub fn prune(tx: &Tx, before: Timestamp, limit: usize) -> Result<()> {
     tx.connection
         .prepare_cached(

@@ -1,4 +1,4 @@
-//! Collects what a transaction signals after its commit.
+//! Collects the signals of a transaction, which are sent after its commit.
 
 use std::collections::HashSet;
 

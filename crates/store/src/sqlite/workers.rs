@@ -112,7 +112,7 @@ pub struct LiveWorker {
     owner: RegistrationOwner,
 }
 
-/// Returns the live workers that match, up to as many as one round takes.
+/// Returns the live workers that match, at most [`ROUND`] of them.
 pub fn live_workers(tx: &Tx, condition: &str, parameters: &[&dyn ToSql]) -> Result<Vec<LiveWorker>> {
     let sql = format!(
         "SELECT id, key, kind, transport, node, session, state, reason, deadline, api_key, token FROM worker

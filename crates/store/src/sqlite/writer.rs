@@ -101,7 +101,7 @@ pub struct Tx<'a> {
     pub shared: &'a Shared,
     new_lanes: RefCell<NewLanes>,
     signals: RefCell<Signals>,
-    /// Answers to callers that this transaction serves besides those of its own calls.
+    /// Answers to callers that do not wait for one of the calls in this transaction, but for its commit.
     answers: RefCell<Vec<Answer>>,
     /// Whether the current call has put tasks into the cache. If its writes are undone, the cache must drop them.
     pub has_cached_tasks: Cell<bool>,
@@ -110,7 +110,7 @@ pub struct Tx<'a> {
     pub removed_lanes: RefCell<Vec<LaneId>>,
     /// How many edges of graphs this transaction may still remove.
     pub dependents_left: Cell<usize>,
-    /// Changes of the counters: of the current call, and of those before it. Written once, before the commit.
+    /// Changes of the counters by the current call, and by the calls before it. Written once, before the commit.
     pub deltas: RefCell<Deltas>,
     all_deltas: RefCell<Deltas>,
 }
@@ -413,7 +413,7 @@ fn run(
     let _ = connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
 }
 
-/// Commits `first` and those of `followers` that wait already, up to the bounds of a group.
+/// Commits `first` and those of `followers` that already wait, up to the bounds of a group.
 fn commit_group(
     connection: &Connection,
     shared: &Shared,

@@ -1,7 +1,7 @@
 //! Which tables and columns are moved: everything that both databases have.
 //!
-//! The tables are read from the databases, so a migration that adds one needs no change here. A table or column that only one
-//! database has must be listed below; otherwise it stops the move before it begins.
+//! The tables are read from the databases, so a migration that adds a table needs no change here. A table or column
+//! that only one database has must be listed below; otherwise it stops the move before it begins.
 
 use std::collections::BTreeMap;
 

@@ -30,7 +30,7 @@ async fn events_of(fixture: &Fixture, subject: uuid::Uuid) -> Vec<StoredEvent> {
     events.into_iter().filter(|event| event.subject == subject).collect()
 }
 
-/// `status actor` of each event of a job.
+/// Returns `status actor` for each event of a job.
 async fn actors(fixture: &Fixture, id: JobId) -> Vec<String> {
     let line = |event: &StoredEvent| {
         let data: serde_json::Value = serde_json::from_str(&event.data).unwrap();

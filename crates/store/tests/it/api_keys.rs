@@ -9,7 +9,7 @@ fn text(seed: u8) -> ApiKeyText {
     ApiKeyText::from_random([seed; 12], [seed; 43])
 }
 
-/// Another secret for the key of `seed`.
+/// Returns another secret for the key of `seed`.
 fn rotated(seed: u8, secret: u8) -> ApiKeyText {
     ApiKeyText::with_lookup(text(seed).lookup(), [secret; 43])
 }

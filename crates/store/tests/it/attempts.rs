@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// The attempts of a job; a list shows the same.
+/// Returns the number of attempts of a job. Asserts that a list shows the same number.
 async fn attempts(fixture: &Fixture, id: JobId) -> u32 {
     let page = Page::offset(0, 100);
     let listed = fixture.store.job_list(&Filter::default(), page).await.unwrap().jobs;

@@ -10,7 +10,7 @@ async fn entries(fixture: &Fixture) -> Vec<AuditRow> {
     fixture.store.audit_list(AuditFilter::default(), 100).await.unwrap()
 }
 
-/// `actor action target details count` of each entry, oldest first.
+/// Returns `actor action target details count` for each entry, oldest first.
 async fn audit_entries(fixture: &Fixture) -> Vec<String> {
     let entries = entries(fixture).await;
     let line = |row: &AuditRow| format!("{} {} {} {} {}", row.actor, row.action, row.target, row.details, row.count);

@@ -139,7 +139,7 @@ pub async fn steps_beyond_their_limit_are_rejected(fixture: &Fixture) {
     assert!(rejection(step("large", &large), 2).await.contains("at most 100 are kept"));
     assert!(fixture.report_update(&job, step("two", "2"), 3).await);
     assert!(rejection(step("three", "3"), 4).await.contains("the job has 2 steps"));
-    assert!(fixture.report_update(&job, step("two", "2"), 5).await, "a repeated step is none of the others");
+    assert!(fixture.report_update(&job, step("two", "2"), 5).await, "a repeated step does not count again");
     let names: Vec<String> = fixture.get(job.id).await.steps.into_iter().map(|step| step.name).collect();
     assert_eq!(names, ["one", "two"]);
     fixture.complete(&job, 6).await;

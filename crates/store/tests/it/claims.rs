@@ -164,7 +164,7 @@ pub async fn run_numbers_only_grow(fixture: &Fixture) {
 }
 
 /// The clock of the server that died was ahead, or the clock was set back after its death.
-pub async fn a_log_keeps_its_order_if_clocks_do_not(fixture: &Fixture) {
+pub async fn a_log_keeps_its_order_if_clocks_go_back(fixture: &Fixture) {
     for (claimed_ms, recovered_ms) in [(2_000, 10), (2_000, 2_010)] {
         let id = fixture.submit(fixture.job("a", 0)).await;
         let lost = fixture.claim_as(NodeId::new(), 1, claimed_ms).await.remove(0);

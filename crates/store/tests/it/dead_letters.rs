@@ -5,7 +5,7 @@ use faena_store::{AuditFilter, Filter, Page, RunOutcome, StoreError, Tally};
 
 use crate::support::{Fixture, failed};
 
-/// A failed job of this type and queue with this error.
+/// Creates a failed job of this type and queue with this error.
 async fn dead_letter(fixture: &Fixture, kind: &str, queue: &str, error: &str, reason: ErrorReason, ms: i64) -> JobId {
     let id = fixture.submit(NewJob { queue: queue.into(), ..fixture.job(kind, ms) }).await;
     let job = fixture.claim_one(ms + 1).await;
@@ -152,7 +152,7 @@ pub async fn a_dead_letter_is_retried_and_its_log_names_the_actor(fixture: &Fixt
     assert_eq!((entries[0].action.as_str(), entries[0].target.clone()), ("dead_letter.retry", id.to_string()));
     fixture.promote(11).await;
     let job = fixture.claim_one(12).await;
-    assert_eq!((job.id, job.retry_count), (id, 0), "it has all its tries again");
+    assert_eq!((job.id, job.retry_count), (id, 0), "it has all its attempts again");
 }
 
 pub async fn only_dead_letters_are_retried_and_deleted_as_such(fixture: &Fixture) {

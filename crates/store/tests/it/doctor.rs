@@ -95,7 +95,7 @@ pub async fn fill(fixture: &Fixture) -> SampleJobs {
     }
 }
 
-/// Rows of a keyed lane, webhooks and bulk actions, as the store methods write them.
+/// Inserts rows of a keyed lane, webhooks and bulk actions, as the store methods write them.
 async fn fill_limits_and_deliveries(fixture: &Fixture, done: JobId) -> JobId {
     let now = fixture.start.as_ms();
     let id = fixture.submit(fixture.job("keyed", 19).queue("limited").concurrency_key("d")).await;

@@ -46,7 +46,7 @@ pub async fn unknown_states_are_reported(fixture: &Fixture) {
         fixture,
         &format!("UPDATE ended SET state = 4 WHERE id = {failed}"),
         &format!("UPDATE ended SET state = 7 WHERE id = {failed}"),
-        // It would be counted as cancelled, and nothing would show that its run has ended.
+        // The job counts as cancelled then, and nothing shows that its run has ended.
         &["illegal-state", "counter-drift", "job-with-two-states"],
     )
     .await;
@@ -64,10 +64,10 @@ pub async fn unknown_states_are_reported(fixture: &Fixture) {
         &["worker-state", "worker-history"],
     )
     .await;
-    let change = "(SELECT id FROM worker WHERE key = 'lost')";
+    let worker = "(SELECT id FROM worker WHERE key = 'lost')";
     assert_reported_only(
         fixture,
-        &format!("INSERT INTO worker_change (worker, sequence, at, state) VALUES ({change}, 900, 5, 0), ({change}, 901, 5, 6)"),
+        &format!("INSERT INTO worker_change (worker, sequence, at, state) VALUES ({worker}, 900, 5, 0), ({worker}, 901, 5, 6)"),
         "DELETE FROM worker_change WHERE sequence >= 900",
         &["worker-history"],
     )

@@ -37,7 +37,7 @@ fn field(event: &StoredEvent, name: &str) -> Option<String> {
     data.get(name).map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
 }
 
-/// `type previous>status` of each event of a job, in order; sequences have no gap.
+/// Returns `type previous>status` for each event of a job, in order. Asserts that their sequence numbers have no gap.
 async fn transitions(fixture: &Fixture, id: JobId) -> Vec<String> {
     let events: Vec<StoredEvent> =
         stored_events(fixture).await.into_iter().filter(|event| event.subject == id.0).collect();

@@ -71,7 +71,7 @@ mod postgres {
     async fn rows(outbox: &mut ExternalOutbox) -> Vec<ExternalRow> {
         match outbox.take(&[]).await.unwrap() {
             ExternalTake::Rows(rows) => rows,
-            ExternalTake::Elsewhere => panic!("another worker has the lock"),
+            ExternalTake::Elsewhere => panic!("another node has the lock"),
         }
     }
 
@@ -124,7 +124,7 @@ mod postgres {
     }
 
     #[tokio::test]
-    async fn one_worker_at_a_time_has_the_lock() {
+    async fn one_node_at_a_time_has_the_lock() {
         on_outbox(1, async |url, client| {
             let (mut first, mut second) = (open(url), open(url));
             let taken = rows(&mut first).await;

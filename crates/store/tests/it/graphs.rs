@@ -1,4 +1,4 @@
-//! The jobs around a job.
+//! The dependency graph around a job.
 
 use std::time::Instant;
 

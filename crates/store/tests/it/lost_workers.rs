@@ -199,7 +199,7 @@ pub async fn a_worker_that_does_not_reconnect_is_declared_lost(fixture: &Fixture
     let id = fixture.submit(fixture.job("a", 0)).await;
     let job = fixture.claim_by(&worker, 1, 1).await.remove(0);
     fixture.recover(0, 3).await;
-    // A server that was declared dead and is alive still sends updates; the worker is not watched by that.
+    // A server that was wrongly declared dead still sends updates, but they do not count as watching the worker.
     assert!(fixture.send_update(fixture.worker_update(&worker, &[WorkerState::Busy], 4)).await.connected);
     assert_eq!(fixture.sweep(LONG_AGO, 5).await.next_at, Some(fixture.at(10_003)));
 
@@ -341,7 +341,8 @@ pub async fn a_sweep_is_bounded_and_reports_that_more_is_due(fixture: &Fixture) 
 pub async fn a_claim_without_an_owner_is_found_however_its_owner_ended(fixture: &Fixture) {
     let (kept, jobs) = fixture.worker_with_jobs("kept", 1, 0).await;
     let (deleted, more) = fixture.worker_with_jobs("deleted", 1, 0).await;
-    // As if an end had missed them: one owner has ended, the row of the other does not exist.
+    // Simulates claims that the end of their owner did not release: one owner has ended, the row of the other does not
+    // exist.
     let ended = "UPDATE worker SET ended_at = 1, state = 6, deadline = NULL";
     fixture.database.run(ended).await;
     fixture.database.run("INSERT INTO worker_change SELECT id, 9, 1, 5, NULL FROM worker").await;

@@ -94,7 +94,7 @@ behaviours! {
         a_failed_or_deleted_job_continues_its_task_too,
         timers_fire_when_they_are_due_and_not_before,
         a_task_and_its_timers_survive_a_restart,
-        what_a_task_publishes_is_kept_without_a_subscription,
+        events_of_a_task_are_kept_without_a_subscription,
         tasks_are_listed_by_machine_state_and_approval,
         old_tasks_are_deleted_with_everything_they_wrote,
         random_inputs_give_the_same_history_as_the_pure_step;
@@ -290,7 +290,7 @@ behaviours! {
         the_queue_feed_announces_what_leaves_without_a_claim,
         the_queue_of_the_database_can_be_read_in_pages;
     claims:
-        a_log_keeps_its_order_if_clocks_do_not,
+        a_log_keeps_its_order_if_clocks_go_back,
         a_claim_orders_by_score_so_waiting_outweighs_priority,
         a_strict_queue_never_prefers_a_lower_priority,
         equal_scores_are_ordered_by_id,

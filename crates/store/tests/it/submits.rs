@@ -1,4 +1,4 @@
-//! Submits.
+//! Submitting jobs.
 
 use faena_domain::{JobId, JobState, NewJob, Priority, RetryOn};
 use faena_store::Tally;
@@ -25,7 +25,7 @@ pub async fn a_batch_returns_its_ids_in_order(fixture: &Fixture) {
 
     assert_eq!(fixture.submit_all(jobs).await, wanted);
     assert_eq!(fixture.total(Tally::Queued).await, 500);
-    assert!(fixture.try_submit(Vec::new(), 0).await.unwrap().is_empty(), "nothing is as good as anything");
+    assert!(fixture.try_submit(Vec::new(), 0).await.unwrap().is_empty(), "an empty batch is accepted");
 }
 
 pub async fn a_payload_is_kept_byte_for_byte(fixture: &Fixture) {
@@ -97,7 +97,7 @@ pub async fn every_option_is_stored_for_a_single_job_and_in_a_batch(fixture: &Fi
             "dependsOn": [parent], "tags": ["red", "blue"],
         });
         for (field, value) in wanted.as_object().unwrap() {
-            assert_eq!(&view[field], value, "{field} of the one {mark}");
+            assert_eq!(&view[field], value, "{field} of the job `{mark}`");
         }
     }
 

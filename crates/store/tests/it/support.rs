@@ -37,12 +37,12 @@ pub struct Fixture {
     pub url: String,
     /// Chooses the jobs of claims, if the tests run again with the queue in Redis.
     redis: Option<Arc<RedisClaims>>,
-    /// The time at which a test begins; its times are milliseconds from here.
+    /// The time at which a test begins; its times are milliseconds after this time.
     pub start: Timestamp,
 }
 
 pub const LEASE_MS: i64 = 30_000;
-/// Hash of the session token of every worker, unless a test is about it.
+/// Hash of the session token of every worker, unless a test sets another one.
 pub const TOKEN: KeyHash = KeyHash([7; 32]);
 pub const GRACE_PERIODS: GracePeriods = GracePeriods { orphan_delay_ms: 0, reconnect_ms: 10_000, silence_ms: 60_000 };
 
@@ -361,7 +361,7 @@ impl Fixture {
         states
     }
 
-    /// The event names of the execution log, in order.
+    /// Returns the event names of the execution log, in order.
     pub async fn events(&self, id: JobId) -> Vec<String> {
         self.get(id).await.execution_log.iter().map(|entry| entry.event.as_str().to_owned()).collect()
     }
@@ -377,7 +377,7 @@ impl Fixture {
     }
 }
 
-/// Claims made, and workers connected, before this time.
+/// Returns a cutoff for claims made, and workers connected, before this time.
 pub fn cutoff(at: faena_domain::Timestamp) -> faena_store::ClaimCutoff {
     faena_store::ClaimCutoff { made_before: at, connected_before: at }
 }
@@ -416,7 +416,7 @@ pub trait JobBuilder: Sized {
     fn priority(self, priority: Priority) -> Self;
     fn retries(self, max_retries: u32) -> Self;
     fn unique(self, key: &str) -> Self;
-    /// With this concurrencyKey.
+    /// Sets the `concurrencyKey`.
     fn concurrency_key(self, key: &str) -> Self;
     fn idempotent(self, key: &str, fingerprint: u8) -> Self;
     fn after(self, parents: &[JobId]) -> Self;

@@ -233,7 +233,7 @@ fn assert_answer(answer: &TaskAnswer, expected: Answer) {
     assert_eq!(format!("{:?}", answer.outcome), format!("{expected:?}"), "{answer:?}");
 }
 
-/// Is ready after it was polled this often.
+/// Completes after it was polled this often.
 async fn pending_for(mut polls: usize) {
     poll_fn(|context| {
         if polls == 0 {

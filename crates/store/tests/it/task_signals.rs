@@ -1,5 +1,5 @@
-//! What wakes the loop of tasks: a timer that is due earlier than before, the end of a job, and what may start a queued task. Nothing
-//! else does.
+//! Only these changes wake the loop of tasks: a timer is due earlier than before, a job ends, or a queued task may
+//! start.
 
 use std::sync::Arc;
 

@@ -237,7 +237,7 @@ pub async fn a_task_and_its_timers_survive_a_restart(fixture: &Fixture) {
     again.store.close().await;
 }
 
-pub async fn what_a_task_publishes_is_kept_without_a_subscription(fixture: &Fixture) {
+pub async fn events_of_a_task_are_kept_without_a_subscription(fixture: &Fixture) {
     let definition = coding_task();
     register(fixture, &definition).await;
     let task = new_task(fixture, &definition, json!({"prompt": "p", "repositorioOrigen": "r"}), 0).await;

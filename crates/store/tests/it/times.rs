@@ -217,7 +217,7 @@ pub async fn pruning_deletes_old_cancel_requests_but_not_those_of_running_jobs(f
         fixture.cancel(job.id, 10).await;
         claimed.push(job);
     }
-    // It ended at the same moment, and the reporter did not know about the cancel request.
+    // The third job ended at the same moment, and its reporter did not know about the cancel request.
     let mut end = fixture.run_end(&claimed[2], completed(), 11);
     end.may_have_other_rows = false;
     assert!(fixture.report_end(end).await);

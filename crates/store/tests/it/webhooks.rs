@@ -48,7 +48,8 @@ impl Fixture {
         self.store.webhook_get(id).await.unwrap().expect("the webhook exists")
     }
 
-    /// Returns the body of the webhook of this job, without the fields that all have. The webhook must be due at `ms`.
+    /// Returns the body of the webhook of this job, without the fields that every webhook has. The webhook must be due
+    /// at `ms`.
     async fn body_of(&self, job: JobId, ms: i64) -> Value {
         let webhook = self.webhook_of(job).await;
         assert_eq!((webhook.state, webhook.due_at, webhook.attempts), (WebhookState::Waiting, Some(self.at(ms)), 0));
@@ -163,7 +164,7 @@ pub async fn a_job_cancelled_in_flight_sends_its_webhook(fixture: &Fixture) {
     assert_eq!(fixture.webhooks_of(job.id).await.len(), 0, "it has not ended yet");
     fixture.end(&job, cancelled(), 7).await;
     assert_eq!(fixture.body_of(job.id, 7).await, json!({"status": "cancelled", "error": "as requested"}));
-    // One that would have been retried.
+    // A job that would have been retried.
     let job = fixture.submit_and_claim(fixture.job_with_webhook(10)).await;
     fixture.cancel(job.id, 11).await;
     fixture.end(&job, fixture.retry(99), 12).await;

@@ -12,7 +12,7 @@ use faena_store::{
 
 use crate::support::*;
 
-/// A time before every registration. A sweep deletes registrations that ended before the time it is given, so with this time none.
+/// A time before every registration. A sweep that deletes registrations that ended before this time deletes none.
 pub const LONG_AGO: i64 = -1_000_000;
 
 pub async fn states(fixture: &Fixture, key: &str) -> Vec<WorkerState> {
@@ -279,7 +279,7 @@ pub async fn a_worker_is_drained_by_its_key(fixture: &Fixture) {
     drain_worker("w", false).await;
     assert!(!fixture.send_update(fixture.worker_update(&worker, &[], 3)).await.drain);
     fixture.end_as_lost(&worker, 0, 4).await.unwrap();
-    assert_eq!(drain_worker("w", true).await, None, "no such worker lives");
+    assert_eq!(drain_worker("w", true).await, None, "no live worker has this key");
 }
 
 pub async fn live_workers_are_listed_first(fixture: &Fixture) {
@@ -345,7 +345,7 @@ pub async fn counters_follow_the_jobs_of_workers(fixture: &Fixture) {
 }
 
 pub async fn many_requests_in_one_call_share_the_ready_jobs(fixture: &Fixture) {
-    // Two lanes, so that some requests have one and some have two; one worker has connected to another node.
+    // Some requests name one lane and some name two. One request has a session that is not the current one.
     let kinds = |n: usize| if n.is_multiple_of(3) { "b" } else { "a" };
     fixture.submit_all((0..150).map(|n| fixture.job(kinds(n), 0)).collect()).await;
     let lanes = fixture.lanes().await;
@@ -400,15 +400,21 @@ pub async fn a_live_registration_is_resumed_only_with_its_token_or_api_key(fixtu
     let resumed = admit(with("w", other, own), 3).await.unwrap();
     assert_eq!((resumed.id, resumed.session, resumed.jobs.len()), (first.id, 2, 1), "the token is enough");
     assert_eq!(resumed.jobs[0].job.run, job.run);
-    assert!(admit(with("w", mine, None), 4).await.is_err(), "it belongs to the key that used it last");
+    assert!(admit(with("w", mine, None), 4).await.is_err(), "the registration belongs to the key that used it last");
     let renewed = WorkerEntry { token: KeyHash([3; 32]), ..with("w", other, None) };
     assert!(admit(renewed, 5).await.unwrap().token.matches(&KeyHash([3; 32])), "its key replaces a token that is lost");
     assert!(admit(with("w", other, own), 6).await.is_err(), "the old token is not valid any more");
     fixture.admit(with("open", None, None), 0).await;
-    assert!(admit(with("open", None, None), 1).await.is_err(), "no key is not a key");
+    assert!(
+        admit(with("open", None, None), 1).await.is_err(),
+        "two callers without an API key do not have the same key"
+    );
     let process = WorkerEntry { kind: WorkerKind::Pool, ..with("process", None, None) };
     fixture.admit(process, 0).await;
-    assert!(admit(with("process", mine, None), 1).await.is_err(), "only the process that its server started");
+    assert!(
+        admit(with("process", mine, None), 1).await.is_err(),
+        "only the process that the server started may resume it"
+    );
     assert_eq!(admit(with("process", None, own), 2).await.unwrap().session, 2);
 }
 

@@ -104,11 +104,11 @@ async fn all_sent(store: &dyn Store, name: &str) {
 
 /// Returns all stored events, in order.
 async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
-    let (mut all, mut database) = (Vec::new(), 0);
+    let (mut all, mut position) = (Vec::new(), 0);
     loop {
-        let page = store.event_list(EventQuery::After(database), 5_000).await.unwrap();
+        let page = store.event_list(EventQuery::After(position), 5_000).await.unwrap();
         let Some(last) = page.last() else { return all };
-        database = last.position;
+        position = last.position;
         all.extend(page.iter().map(|event| (event.id.to_string(), event.subject.to_string(), event.sequence)));
     }
 }
@@ -323,8 +323,8 @@ struct Log;
 impl Log {
     /// Everything that logs must run on this thread, as it does in a `tokio::test`.
     ///
-    /// The subscriber is that of the whole process: with one for each thread, `tracing` may decide for all threads that nobody wants an
-    /// event, because the thread that reaches it first has none.
+    /// The subscriber is global. If each thread had its own, `tracing` could disable an event for all threads, because
+    /// the first thread that reaches the event has no subscriber.
     fn capture() -> Log {
         static INSTALL: Once = Once::new();
         INSTALL.call_once(|| {

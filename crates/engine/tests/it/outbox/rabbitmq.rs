@@ -141,7 +141,7 @@ async fn a_rejected_event_of_a_task_stops_its_later_ones_only_if_they_are_parked
     for on_rejected in [OnRejected::Park, OnRejected::Skip] {
         for (store, _database) in [open_sqlite().await, open_postgres().await] {
             let exchange = unique("sales");
-            // No queue takes Sale.Paid.
+            // No queue is bound for Sale.Paid.
             let queue = Queue::bound(&shared_broker_url(), &exchange, "sale.done").await;
             let now = Timestamp::now();
             let bus = SinkConfig { on_rejected, ..sales(target(&shared_broker_url(), &exchange)) };

@@ -16,7 +16,7 @@ use crate::fixture::{TestDatabase, open_postgres, postgres_url, run_sql};
 
 const JOBS: usize = 6_000;
 
-/// Returns a configuration in which a death is noticed within seconds.
+/// Returns a configuration with which the death of a server is noticed within seconds.
 fn short_lived(exchange: &str) -> EngineConfig {
     let base = config(vec![sink("bus", rabbitmq::target(&required_variable("FAENA_TEST_RABBITMQ"), exchange))]);
     let outbox = OutboxConfig { lease: Duration::from_secs(8), batch: 200, ..base.outbox.clone() };

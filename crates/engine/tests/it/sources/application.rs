@@ -89,11 +89,11 @@ impl Application {
         }
     }
 
-    pub fn worker(&self, store: &Arc<dyn Store>, sink: Option<Target>) -> Worker {
+    pub fn runner(&self, store: &Arc<dyn Store>, sink: Option<Target>) -> SourceRunner {
         let addresses = AddressRule::new(&["127.0.0.0/8".parse().unwrap()]);
         let parser = JobParser { addresses, ..JobParser::default() };
         let source = Source::new(&self.config(sink), parser).unwrap();
-        Worker { source, store: store.clone(), bus: Bus::default() }
+        SourceRunner { source, store: store.clone(), bus: Bus::default() }
     }
 }
 
@@ -104,13 +104,13 @@ pub async fn connect(url: &str) -> Client {
 }
 
 /// A source that only runs when the test runs it.
-pub struct Worker {
+pub struct SourceRunner {
     pub source: Source,
     store: Arc<dyn Store>,
     bus: Bus,
 }
 
-impl Worker {
+impl SourceRunner {
     pub async fn round(&self, now: Timestamp) -> Round {
         self.source.run_once(&*self.store, &self.bus, now).await.unwrap()
     }

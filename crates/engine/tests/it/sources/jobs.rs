@@ -50,7 +50,7 @@ mod postgres {
         let bad = application.insert("faena.job", json!({"type": "noop", "payload": 7})).await;
         let worse = application.insert("faena.job", json!([])).await;
         let good = application.insert("faena.job", json!({"type": "noop"})).await;
-        application.worker(&store, None).drain(Timestamp::now()).await;
+        application.runner(&store, None).drain(Timestamp::now()).await;
         let row = application.row(&bad).await;
         assert_eq!((row.attempts, row.error.as_deref()), (1, Some("payload: must be a JSON object")));
         assert_eq!(application.row(&worse).await.error.as_deref(), Some("body: must be a JSON object"));
@@ -63,10 +63,10 @@ mod postgres {
         for (store, _database) in [open_sqlite().await, open_postgres().await] {
             let application = Application::new().await;
             let id = application.insert("faena.job", json!({"type": "noop"})).await;
-            application.worker(&store, None).drain(Timestamp::now()).await;
+            application.runner(&store, None).drain(Timestamp::now()).await;
             let forget = "UPDATE \"OutboxMessages\" SET \"DispatchedAt\" = NULL; TRUNCATE \"ProcessedEvents\"";
             application.client.batch_execute(forget).await.unwrap();
-            application.worker(&store, None).drain(Timestamp::now()).await;
+            application.runner(&store, None).drain(Timestamp::now()).await;
             assert!(application.row(&id).await.is_dispatched);
             assert_eq!(jobs(&store).await, 1);
         }
@@ -77,20 +77,20 @@ mod postgres {
         let (store, database) = open_postgres().await;
         let application = Application::new().await;
         let id = application.insert("faena.job", json!({"type": "noop"})).await;
-        let worker = application.worker(&store, None);
+        let runner = application.runner(&store, None);
         let now = Timestamp::now();
         database.reject_connections().await;
         for minute in 0..7 {
-            worker.round(now.plus_ms(minute * 60_000)).await;
+            runner.round(now.plus_ms(minute * 60_000)).await;
         }
         assert_eq!(application.row(&id).await, OutboxRow { is_dispatched: false, attempts: 0, error: None });
         database.accept_connections().await;
-        assert_eq!(worker.drain(now.plus_ms(600_000)).await, 1);
+        assert_eq!(runner.drain(now.plus_ms(600_000)).await, 1);
         assert_eq!(jobs(&store).await, 1);
     }
 
-    /// Several writers roll back some transactions, and two workers crash between storing a job and marking its row. Exactly
-    /// the committed jobs exist.
+    /// Several writers roll back some transactions, and two sources crash between storing a job and marking its row.
+    /// Exactly the committed jobs exist.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn exactly_the_committed_rows_become_jobs() {
         let (store, _database) = open_postgres().await;
@@ -130,12 +130,12 @@ mod postgres {
             )
             .await
             .unwrap();
-        let workers = [application.worker(&store, None), application.worker(&store, None)];
+        let runners = [application.runner(&store, None), application.runner(&store, None)];
         let mut now = Timestamp::now();
         loop {
-            let [first, second] = &workers;
+            let [first, second] = &runners;
             tokio::join!(first.round(now), second.round(now));
-            // A worker that waits has finished.
+            // A source that waits has finished.
             now = now.plus_ms(60_000);
             let marks: i64 = application.client.query_one("SELECT last_value FROM crashes", &[]).await.unwrap().get(0);
             if writers.iter().all(|writer| writer.is_finished()) && marks > 1 {
@@ -143,8 +143,8 @@ mod postgres {
             }
         }
         application.client.batch_execute("DROP TRIGGER crash ON \"OutboxMessages\"").await.unwrap();
-        for worker in &workers {
-            worker.drain(now).await;
+        for runner in &runners {
+            runner.drain(now).await;
         }
         let mut committed = HashSet::new();
         for writer in writers {

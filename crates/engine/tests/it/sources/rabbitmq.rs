@@ -8,7 +8,7 @@ use faena_engine::{EngineConfig, Target};
 use faena_store::Store;
 use serde_json::json;
 
-use super::application::{Application, LOCK, LOCK_IS_HELD, OutboxRow, Worker, connect};
+use super::application::{Application, LOCK, LOCK_IS_HELD, OutboxRow, SourceRunner, connect};
 use crate::{
     fixture::{Fixture, TestDatabase, eventually, open_sqlite, unique},
     outbox::{
@@ -30,20 +30,20 @@ fn later(now: Timestamp, minutes: i64) -> Timestamp {
     now.plus_ms(minutes * 60_000)
 }
 
-/// Creates an application, a queue on a new exchange, and one worker between them.
-async fn setup(pattern: &str) -> (Application, Queue, Worker, (Arc<dyn Store>, TestDatabase)) {
+/// Creates an application, a queue on a new exchange, and a source that relays from one to the other.
+async fn setup(pattern: &str) -> (Application, Queue, SourceRunner, (Arc<dyn Store>, TestDatabase)) {
     let database = open_sqlite().await;
     let (application, exchange) = (Application::new().await, unique("app"));
     let queue = Queue::bound(&shared_broker_url(), &exchange, pattern).await;
-    let worker = application.worker(&database.0, Some(target(&shared_broker_url(), &exchange)));
-    (application, queue, worker, database)
+    let runner = application.runner(&database.0, Some(target(&shared_broker_url(), &exchange)));
+    (application, queue, runner, database)
 }
 
 #[tokio::test]
-async fn one_worker_publishes_everything_in_order_and_releases_the_lock() {
-    let (application, queue, worker, _database) = setup("ticket.created").await;
+async fn one_source_publishes_everything_in_order_and_releases_the_lock() {
+    let (application, queue, runner, _database) = setup("ticket.created").await;
     application.insert_many(120).await;
-    assert_eq!(worker.drain(Timestamp::now()).await, 120, "several batches of 50 in one period");
+    assert_eq!(runner.drain(Timestamp::now()).await, 120, "several batches of 50 in one period");
     let arrived = queue.arrived().await;
     let numbers: Vec<i64> = arrived.iter().map(|message| message.body["number"].as_i64().unwrap()).collect();
     assert_eq!(numbers, (1..=120).collect::<Vec<i64>>());
@@ -54,13 +54,13 @@ async fn one_worker_publishes_everything_in_order_and_releases_the_lock() {
 }
 
 #[tokio::test]
-async fn of_two_workers_one_has_the_lock_and_the_other_waits() {
+async fn of_two_sources_one_has_the_lock_and_the_other_waits() {
     let (application, queue, first, (store, _database)) = setup("#").await;
-    let second = application.worker(&store, Some(target(&shared_broker_url(), &queue.exchange)));
+    let second = application.runner(&store, Some(target(&shared_broker_url(), &queue.exchange)));
     application.insert_many(60).await;
     let now = Timestamp::now();
     assert_eq!(first.round(now).await.handled, 50);
-    assert_eq!(second.round(now).await.handled, 0, "another worker has the lock");
+    assert_eq!(second.round(now).await.handled, 0, "another source has the lock");
     assert_eq!(first.drain(now).await, 10);
     application.insert_many(1).await;
     assert_eq!(second.drain(now).await, 1, "the lock is released when nothing is left");
@@ -74,16 +74,16 @@ async fn a_broker_that_is_down_uses_no_attempts() {
     let (store, _database) = open_sqlite().await;
     let application = Application::new().await;
     application.insert_many(60).await;
-    let worker = application.worker(&store, Some(target(&broker.url(), "app")));
+    let runner = application.runner(&store, Some(target(&broker.url(), "app")));
     let now = Timestamp::now();
     broker.kill();
     for round in 0..12 {
-        assert_eq!(worker.round(later(now, round)).await.handled, 0);
+        assert_eq!(runner.round(later(now, round)).await.handled, 0);
     }
-    assert!(worker.round(later(now, 11).plus_ms(500)).await.next_at.is_some(), "it waits");
+    assert!(runner.round(later(now, 11).plus_ms(500)).await.next_at.is_some(), "it waits");
     assert_eq!((application.pending().await, application.attempts().await), (60, 0));
     broker.start().await;
-    assert_eq!(worker.drain(later(now, 20)).await, 60);
+    assert_eq!(runner.drain(later(now, 20)).await, 60);
     assert_eq!(queue.arrived().await.len(), 60);
 }
 
@@ -95,13 +95,13 @@ async fn a_connection_that_breaks_while_publishing_loses_nothing() {
     let (store, _database) = open_sqlite().await;
     let application = Application::new().await;
     application.insert_many(200).await;
-    let worker = application.worker(&store, Some(target(&broker.url_with_port(proxy.port()), "app")));
+    let runner = application.runner(&store, Some(target(&broker.url_with_port(proxy.port()), "app")));
     let now = Timestamp::now();
     proxy.cut_after(8_000);
-    worker.drain(now).await;
+    runner.drain(now).await;
     assert!(!proxy.is_open() && application.pending().await > 0, "the connection broke while publishing");
     proxy.restore();
-    worker.drain(later(now, 1)).await;
+    runner.drain(later(now, 1)).await;
     assert_eq!((application.pending().await, application.attempts().await), (0, 0));
     let ids: HashSet<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!(ids.len(), 200);
@@ -109,14 +109,14 @@ async fn a_connection_that_breaks_while_publishing_loses_nothing() {
 
 #[tokio::test]
 async fn a_message_that_is_already_in_processed_events_is_marked_and_not_published() {
-    let (application, queue, worker, _database) = setup("#").await;
+    let (application, queue, runner, _database) = setup("#").await;
     let id = application.insert("TicketCreatedEvent", json!({})).await;
     application
         .client
         .batch_execute("INSERT INTO \"ProcessedEvents\" SELECT \"Id\", now() FROM \"OutboxMessages\"")
         .await
         .unwrap();
-    worker.drain(Timestamp::now()).await;
+    runner.drain(Timestamp::now()).await;
     assert!(application.row(&id).await.is_dispatched);
     assert_eq!(queue.arrived().await, []);
 }
@@ -124,32 +124,32 @@ async fn a_message_that_is_already_in_processed_events_is_marked_and_not_publish
 #[tokio::test]
 async fn an_unroutable_row_uses_attempts_and_the_others_continue() {
     // `ticket.*` does not match `ticket.status.changed`.
-    let (application, queue, worker, _database) = setup("ticket.*").await;
+    let (application, queue, runner, _database) = setup("ticket.*").await;
     let unroutable = application.insert("TicketFlow.Domain.Events.TicketStatusChangedEvent", json!({})).await;
     let good = application.insert("TicketCreatedEvent", json!({"a": 1})).await;
     let now = Timestamp::now();
-    worker.drain(now).await;
+    runner.drain(now).await;
     let reason = Some("no queue is bound for routing key \"ticket.status.changed\"".to_owned());
     assert_eq!(
         application.row(&unroutable).await,
         OutboxRow { is_dispatched: false, attempts: 1, error: reason.clone() }
     );
     assert!(application.row(&good).await.is_dispatched);
-    assert_eq!(worker.drain(now.plus_ms(4_000)).await, 0, "it waits, and uses no attempt meanwhile");
+    assert_eq!(runner.drain(now.plus_ms(4_000)).await, 0, "it waits, and uses no attempt meanwhile");
     for minute in 1..10 {
-        worker.drain(later(now, minute)).await;
+        runner.drain(later(now, minute)).await;
     }
     assert_eq!(application.row(&unroutable).await, OutboxRow { is_dispatched: false, attempts: 5, error: reason });
     queue.bind("ticket.status.changed").await;
     application.client.batch_execute("UPDATE \"OutboxMessages\" SET \"Attempts\" = 0").await.unwrap();
-    worker.drain(later(now, 20)).await;
+    runner.drain(later(now, 20)).await;
     let ids: Vec<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!(ids, [good, unroutable]);
 }
 
 #[tokio::test]
 async fn rows_with_an_invalid_payload_or_type_are_marked_with_the_reason() {
-    let (application, queue, worker, _database) = setup("#").await;
+    let (application, queue, runner, _database) = setup("#").await;
     application.client.batch_execute("ALTER TABLE \"OutboxMessages\" ALTER \"PayloadJson\" TYPE text").await.unwrap();
     let insert = "INSERT INTO \"OutboxMessages\" (\"Type\", \"PayloadJson\") VALUES ($1, $2) RETURNING \"Id\"::text";
     let mut ids: Vec<String> = Vec::new();
@@ -158,7 +158,7 @@ async fn rows_with_an_invalid_payload_or_type_are_marked_with_the_reason() {
     {
         ids.push(application.client.query_one(insert, &[&kind, &payload]).await.unwrap().get(0));
     }
-    worker.drain(Timestamp::now()).await;
+    runner.drain(Timestamp::now()).await;
     let error = async |number: usize| application.row(&ids[number]).await.error.unwrap_or_default();
     assert!(error(0).await.starts_with("the payload is not JSON: EOF while parsing"), "{}", error(0).await);
     assert_eq!(error(1).await, "type \"no key\" has no routing key: it contains \" \"");
@@ -168,7 +168,7 @@ async fn rows_with_an_invalid_payload_or_type_are_marked_with_the_reason() {
 
 #[tokio::test]
 async fn rows_written_during_a_round_are_not_lost() {
-    let (application, queue, worker, _database) = setup("#").await;
+    let (application, queue, runner, _database) = setup("#").await;
     let writers = (0..4).map(|writer| {
         let url = application.url.clone();
         tokio::spawn(async move {
@@ -185,16 +185,16 @@ async fn rows_written_during_a_round_are_not_lost() {
     });
     let writers: Vec<_> = writers.collect();
     while writers.iter().any(|writer| !writer.is_finished()) {
-        worker.drain(Timestamp::now()).await;
+        runner.drain(Timestamp::now()).await;
     }
-    worker.drain(Timestamp::now()).await;
+    runner.drain(Timestamp::now()).await;
     let ids: HashSet<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!((ids.len(), application.pending().await), (300, 0));
 }
 
 #[tokio::test]
 async fn after_a_crash_between_publishing_and_marking_a_message_is_published_again_with_the_same_id() {
-    let (application, queue, worker, (store, _database)) = setup("#").await;
+    let (application, queue, runner, (store, _database)) = setup("#").await;
     let id = application.insert("TicketCreatedEvent", json!({})).await;
     // The crash: the session that marks rows is ended once.
     application
@@ -210,12 +210,12 @@ async fn after_a_crash_between_publishing_and_marking_a_message_is_published_aga
         .await
         .unwrap();
     let now = Timestamp::now();
-    assert_eq!(worker.round(now).await.handled, 0);
+    assert_eq!(runner.round(now).await.handled, 0);
     assert_eq!((application.pending().await, application.count("\"ProcessedEvents\"").await), (1, 0));
     application.client.batch_execute("DROP TRIGGER crash ON \"OutboxMessages\"").await.unwrap();
-    let second = application.worker(&store, Some(target(&shared_broker_url(), &queue.exchange)));
+    let second = application.runner(&store, Some(target(&shared_broker_url(), &queue.exchange)));
     assert_eq!(second.drain(now).await, 1);
-    assert_eq!(worker.drain(later(now, 1)).await, 0, "it is never published after it is recorded");
+    assert_eq!(runner.drain(later(now, 1)).await, 0, "it is never published after it is recorded");
     let ids: Vec<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
     assert_eq!(ids, [id.clone(), id]);
 }

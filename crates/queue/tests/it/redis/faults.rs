@@ -9,8 +9,8 @@ fn entry() -> ReadyEntry {
     ReadyEntry { id: Uuid::now_v7(), lane: 1, score: 1 }
 }
 
-/// Puts a job and takes it.
-async fn passes(queue: &RedisQueue) -> Result<(), QueueError> {
+/// Puts a job into the queue and takes it out again.
+async fn put_and_take(queue: &RedisQueue) -> Result<(), QueueError> {
     queue.prepare(&[1], 1).await?;
     queue.apply(&[Move::Put(entry())], Placement::Now).await?;
     let lanes = vec![LaneTake { lane: 1, queue: 0, bias: 0 }];
@@ -23,9 +23,9 @@ async fn passes(queue: &RedisQueue) -> Result<(), QueueError> {
 async fn a_killed_server_is_found_again_and_known_to_be_empty() {
     let mut server = Server::start(&[]);
     let queue = queue(&server.url(), "scheduler");
-    passes(&queue).await.unwrap();
+    put_and_take(&queue).await.unwrap();
     server.kill();
-    assert!(passes(&queue).await.unwrap_err().is_unavailable());
+    assert!(put_and_take(&queue).await.unwrap_err().is_unavailable());
     assert!(queue.outage().is_some());
     let (port, before) = (server.port, queue.connections());
     let _server = Server::on(port, &[]);
@@ -36,19 +36,19 @@ async fn a_killed_server_is_found_again_and_known_to_be_empty() {
     .await;
     assert_eq!(error, Err(QueueError::NotFilled));
     assert!(queue.connections() > before && queue.outage().is_none());
-    passes(&queue).await.unwrap();
+    put_and_take(&queue).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_flushed_server_and_forgotten_scripts_are_noticed() {
     let server = Server::start(&[]);
     let queue = queue(&server.url(), "scheduler");
-    passes(&queue).await.unwrap();
+    put_and_take(&queue).await.unwrap();
     command(&server.url(), &["SCRIPT", "FLUSH"]).await;
-    passes(&queue).await.unwrap();
+    put_and_take(&queue).await.unwrap();
     command(&server.url(), &["FLUSHALL"]).await;
     assert_eq!(queue.stats(&[1]).await, Err(QueueError::NotFilled));
-    passes(&queue).await.unwrap();
+    put_and_take(&queue).await.unwrap();
 }
 
 #[tokio::test]
@@ -61,13 +61,13 @@ async fn a_password_and_an_acl_user_are_used_and_never_shown() {
     let none = queue(&server.url(), "scheduler");
     assert!(none.ping().await.unwrap_err().is_unavailable());
     let right = format!("redis://:s3cret-one@127.0.0.1:{port}");
-    passes(&queue(&right, "scheduler")).await.unwrap();
-    // Only its own keys, and no commands that Faena does not need.
+    put_and_take(&queue(&right, "scheduler")).await.unwrap();
+    // This user may access only its own keys, and may not run commands that Faena does not need.
     let rules = ["ACL", "SETUSER", "faena", "on", ">s3cret-two", "~jobs:*", "+@all", "-@dangerous", "-keys"];
     command(&right, &rules).await;
-    passes(&queue(&format!("redis://faena:s3cret-two@127.0.0.1:{port}"), "jobs")).await.unwrap();
+    put_and_take(&queue(&format!("redis://faena:s3cret-two@127.0.0.1:{port}"), "jobs")).await.unwrap();
     let denied = queue(&format!("redis://faena:s3cret-two@127.0.0.1:{port}"), "other");
-    assert!(matches!(passes(&denied).await.unwrap_err(), QueueError::Rejected { .. }));
+    assert!(matches!(put_and_take(&denied).await.unwrap_err(), QueueError::Rejected { .. }));
 }
 
 #[tokio::test]
@@ -77,11 +77,11 @@ async fn a_master_that_becomes_a_replica_is_abandoned() {
     command(&replica.url(), &["REPLICAOF", "127.0.0.1", &first]).await;
     let url = format!("redis://127.0.0.1:{first},127.0.0.1:{second}");
     let queue = queue(&url, "scheduler");
-    passes(&queue).await.unwrap();
+    put_and_take(&queue).await.unwrap();
     command(&replica.url(), &["REPLICAOF", "NO", "ONE"]).await;
     command(&master.url(), &["REPLICAOF", "127.0.0.1", &second]).await;
     // The first write is answered with READONLY, the next one goes to the new master.
-    eventually("the new master", async || passes(&queue).await.ok()).await;
+    eventually("the new master", async || put_and_take(&queue).await.ok()).await;
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn a_sentinel_names_the_master_after_a_failover() {
     let sentinel_port = free_port();
     let sentinel = Sentinel::start(&file, sentinel_port);
     let queue = queue(&format!("redis+sentinel://127.0.0.1:{sentinel_port}/main"), "scheduler");
-    eventually("the sentinel", async || passes(&queue).await.ok()).await;
+    eventually("the sentinel", async || put_and_take(&queue).await.ok()).await;
     // A sentinel promotes only a replica that it knows and that is in sync.
     let (sentinel_url, replica_port) = (format!("redis://127.0.0.1:{sentinel_port}"), replica.port.to_string());
     eventually("the replica in the list of the sentinel", async || {
@@ -108,7 +108,7 @@ async fn a_sentinel_names_the_master_after_a_failover() {
     })
     .await;
     master.kill();
-    eventually("the promoted replica", async || passes(&queue).await.ok()).await;
+    eventually("the promoted replica", async || put_and_take(&queue).await.ok()).await;
     assert!(format!("{:?}", command(&replica.url(), &["ROLE"]).await).contains("master"));
     drop(sentinel);
 }
@@ -150,9 +150,9 @@ async fn a_cluster_of_three_nodes_has_all_keys_in_one_slot() {
         .await;
     }
     for (at, prefix) in ["scheduler", "{jobs}:eu", "other"].into_iter().enumerate() {
-        // Any node leads to the one that has the slot.
+        // Every node redirects to the node that has the slot.
         let queue = queue(&nodes[at].url(), prefix);
-        eventually("a connection", async || passes(&queue).await.ok()).await;
+        eventually("a connection", async || put_and_take(&queue).await.ok()).await;
         assert!(queue.info().await.unwrap().is_cluster);
     }
     let mut keys = Vec::new();

@@ -33,7 +33,11 @@ async fn put(queue: &RedisQueue, jobs: &[ReadyEntry]) -> u64 {
 
 async fn counts(queue: &RedisQueue) -> (u64, u64, u64, u64) {
     let stats = queue.stats(&LANES).await.unwrap();
-    assert_eq!(stats.lanes.values().sum::<u64>(), stats.priority, "each ready job is in its lane and in the whole");
+    assert_eq!(
+        stats.lanes.values().sum::<u64>(),
+        stats.priority,
+        "each ready job is in the set of its lane and in the set of all"
+    );
     (stats.priority, stats.delayed, stats.processing, stats.dead_letters)
 }
 
@@ -47,7 +51,7 @@ async fn a_job_is_taken_once_and_is_in_flight_from_that_moment() {
     assert_eq!(taken, [vec![jobs[0]], vec![jobs[1]]]);
     assert_eq!(counts(&queue).await, (0, 0, 2, 0));
     assert!(queue.expired(999, 10).await.unwrap().is_empty());
-    assert_eq!(queue.expired(1_000, 10).await.unwrap().len(), 2, "nothing is only in the memory of its taker");
+    assert_eq!(queue.expired(1_000, 10).await.unwrap().len(), 2, "Redis knows the jobs that were taken");
 }
 
 #[tokio::test]
@@ -98,7 +102,7 @@ async fn the_life_of_a_job_passes_through_the_sets() {
     queue.apply(&[Move::Finish(finished)], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 0, 0, 1));
     put(&queue, &[entry]).await;
-    assert_eq!(counts(&queue).await, (1, 0, 0, 0), "a retried dead letter is none");
+    assert_eq!(counts(&queue).await, (1, 0, 0, 0), "a retried job is no longer a dead letter");
     queue.apply(&[Move::Remove { id: entry.id, lane: 1 }], Placement::Now).await.unwrap();
     assert_eq!(counts(&queue).await, (0, 0, 0, 0));
 }
@@ -138,7 +142,7 @@ async fn operations_fail_until_the_queue_is_filled() {
 }
 
 #[tokio::test]
-async fn data_of_an_older_format_is_replaced_and_of_a_newer_one_is_left_alone() {
+async fn an_older_format_is_replaced_and_a_newer_format_is_refused() {
     let (queue, prefix) = prepared().await;
     put(&queue, &[job(1, 1)]).await;
     assert!(!queue.prepare(&LANES, 2).await.unwrap().must_fill, "nothing to do for the current format");

@@ -93,7 +93,7 @@ async fn concurrent_nodes_record_complete_events_and_publish_them_in_order_on_po
         for event in fixture.store.event_list(EventQuery::After(0), 1_000_000).await.unwrap() {
             let sequence = reported.entry(event.subject).or_default();
             *sequence += 1;
-            assert_eq!(event.sequence, *sequence, "in the order of their places: {event:?}");
+            assert_eq!(event.sequence, *sequence, "in the order of their positions: {event:?}");
         }
         for sent in [&one, &two] {
             let mut last: HashMap<uuid::Uuid, i64> = HashMap::new();

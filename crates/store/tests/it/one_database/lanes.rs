@@ -11,7 +11,7 @@ async fn a_node_that_knows_a_reclaimed_lane_submits_to_a_new_one_on_postgres() {
         fixture.store.job_delete(id, None, fixture.at(1)).await.unwrap();
         reclaim(fixture, 1).await;
         assert_eq!(fixture.database.number("SELECT count(*) FROM lane").await, 0);
-        // The other node has the lane in its cache: a single job, a batch with a delayed job, a job with a key.
+        // The other node still has the deleted lane in its cache.
         let ready = other.submit(other.job("a", 2)).await;
         let lane = other.lane_of(ready).await.id;
         assert_ne!(lane, known);
@@ -22,7 +22,7 @@ async fn a_node_that_knows_a_reclaimed_lane_submits_to_a_new_one_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lane_is_kept_while_a_transaction_may_bring_jobs_into_it_on_postgres() {
+async fn a_lane_is_kept_while_a_transaction_may_add_jobs_to_it_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let id = fixture.submit(fixture.job("a", 0)).await;
         let lane = fixture.lane_of(id).await.id;

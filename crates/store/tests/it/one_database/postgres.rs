@@ -23,7 +23,7 @@ async fn concurrent_submits_share_transactions() {
         fixture.submit(fixture.job("a", 0)).await;
         let calls = (0..200).map(|_| fixture.try_submit(vec![fixture.job("a", 0)], 0));
         assert!(join_all(calls).await.into_iter().all(|answer| answer.is_ok()));
-        // Rows of one transaction have its number.
+        // All rows that one transaction has written have the same `xmin`.
         let took = fixture.database.number("SELECT count(DISTINCT xmin::text) FROM job").await;
         assert!(took < 60, "201 submits took {took} transactions");
         let jobs = fixture.claim(201, 1).await;
@@ -190,7 +190,7 @@ async fn a_cancel_request_is_for_the_node_that_owns_the_job() {
 async fn nodes_receive_each_others_signals_and_see_the_same_jobs() {
     on_postgres(async |fixture: &Fixture| {
         let other = fixture.reopen(StoreOptions::default()).await;
-        // Each learns by its poll that there are other nodes; the listener may still be connecting, so this is
+        // Each node learns by its poll that there are other nodes; the listener may still be connecting, so this is
         // repeated until the signal arrives.
         fixture.store.poll(fixture.node, fixture.at(0)).await.unwrap();
         let mut signals = other.store.signals();
@@ -262,7 +262,7 @@ async fn a_database_that_becomes_unavailable_and_returns_loses_nothing() {
         run_on(&server, &kill).await;
         let store: &dyn Store = &*fixture.store;
         let end = fixture.run_end(&job, completed(), 2);
-        // The first call may still meet a broken connection; none may wait for long or fail otherwise.
+        // The first call may still meet a broken connection; none may take long or fail in another way.
         for _ in 0..2 {
             let results = [
                 store.ping().await.err(),

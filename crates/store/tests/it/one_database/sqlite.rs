@@ -113,7 +113,7 @@ async fn a_newer_or_older_schema_is_rejected_and_left_unchanged() {
     assert_eq!(database.number("SELECT max(version) FROM faena_schema").await, 999);
 }
 
-/// Every commit appends a frame to the log that ends a transaction.
+/// Counts the commits in the write-ahead log: each of them appends a frame that ends a transaction.
 fn commits(path: &Path) -> usize {
     let log = std::fs::read(format!("{}-wal", path.display())).unwrap();
     let page = usize::try_from(u32::from_be_bytes(log[8..12].try_into().unwrap())).unwrap();
@@ -133,7 +133,7 @@ async fn concurrent_submits_share_commits() {
     .await;
 }
 
-/// A small disk, removed with the value. Needs root, as the test machines have.
+/// A small file system that is unmounted when the value is dropped. Needs root, which the test machines have.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {

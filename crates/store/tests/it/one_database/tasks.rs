@@ -37,7 +37,7 @@ async fn try_send(fixture: &Fixture, task: TaskId, id: &str, ms: i64) -> bool {
     fixture.store.task_apply(inputs, fixture.at(ms)).await.is_ok()
 }
 
-/// Asserts that the stored task is what its history says.
+/// Asserts that the stored task matches its history.
 async fn assert_whole(fixture: &Fixture, task: TaskId) {
     let view = fixture.store.task_get(task).await.unwrap().unwrap();
     let records = history(fixture, task).await;

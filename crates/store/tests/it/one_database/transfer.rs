@@ -19,12 +19,13 @@ use crate::{
     support::{Fixture, JobBuilder, RawDatabase, on_empty_postgres},
 };
 
-/// What is not a table of rows to move: the versions of each schema, run numbers (a sequence on PostgreSQL), a lease of PostgreSQL only,
-/// and the record of the move itself.
+/// Tables that are not moved: the versions of each schema, run numbers (a sequence on PostgreSQL), a lease that only
+/// PostgreSQL has, and the record of the move itself.
 const NOT_MOVED: [&str; 4] = ["faena_schema", "run_sequence", "metrics_lease", "move"];
-/// Columns of PostgreSQL only, with what they contain after a move, and one that both databases compute.
+/// Columns that only PostgreSQL has, with their values after a move.
 const POSTGRES_ONLY: [(&str, &str, &str); 3] =
     [("lane", "retired", "false"), ("lane", "fence", ""), ("counter", "shard", "0")];
+/// A column that both databases compute.
 const GENERATED: (&str, &str) = ("job_log", "bytes");
 const DAY_MS: i64 = 86_400_000;
 
@@ -122,7 +123,8 @@ fn literal(kind: &str, row: i64, column: usize) -> String {
     }
 }
 
-/// Inserts three rows into every table, with a value in every column. The third has none where none is needed.
+/// Inserts three rows into every table, with a value in every column. The third row has NULL in every column that
+/// allows it.
 async fn fill_every_column(source: &Source, types: &BTreeMap<String, Vec<(String, String)>>) {
     let sql = "SELECT t.name || '.' || c.name FROM sqlite_master t JOIN pragma_table_info(t.name) c
                WHERE c.\"notnull\" = 0 AND c.pk = 0";
@@ -302,7 +304,7 @@ async fn a_difference_is_noticed_and_the_copy_can_be_discarded_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_source_that_has_changed_is_moved_from_the_beginning_only_on_postgres() {
+async fn a_source_that_has_changed_is_moved_only_from_the_beginning_on_postgres() {
     on_empty_postgres(async |url: &str, _: &RawDatabase| {
         let (source, other) = (Source::new(), Source::new());
         source.fill(10).await;

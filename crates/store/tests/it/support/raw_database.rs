@@ -89,7 +89,7 @@ impl RawDatabase {
             .await
     }
 
-    /// All rows as text.
+    /// Returns all rows as text.
     pub async fn rows(&self, sql: &str) -> Vec<Vec<String>> {
         match self {
             RawDatabase::Sqlite(path) => {

@@ -1,7 +1,7 @@
 //! Claims of jobs that Redis has chosen, for tests that run again with `FAENA_TEST_QUEUE=redis`.
 //!
-//! Redis learns of jobs only from the announcements of the stores, as in a server between two comparisons with the database. A change
-//! that a store does not announce is a job that is not claimed.
+//! Redis learns of jobs only from the announcements of the stores, as in a server between two comparisons with the
+//! database. If a store does not announce a change, a job is not claimed.
 
 use std::{
     collections::HashMap,
@@ -33,7 +33,7 @@ pub struct RedisClaims {
 static QUEUES: LazyLock<Mutex<HashMap<String, Arc<RedisClaims>>>> = LazyLock::new(Mutex::default);
 
 impl RedisClaims {
-    /// Lets the claims of a store be chosen by Redis, if this run of the tests asks for it.
+    /// Lets Redis choose the jobs that a store claims, if this run of the tests asks for it.
     pub async fn for_store(url: &str, store: &Arc<dyn Store>) -> Option<Arc<RedisClaims>> {
         if std::env::var("FAENA_TEST_QUEUE").as_deref() != Ok("redis") {
             return None;
@@ -42,7 +42,7 @@ impl RedisClaims {
         let mut queues = QUEUES.lock().await;
         let claims = queues.entry(url.to_owned()).or_insert_with(|| Arc::new(RedisClaims::new())).clone();
         claims.stores.lock().await.push(Arc::downgrade(store));
-        // What the process before has announced may not have arrived.
+        // The announcements of the previous process may not have arrived.
         claims.fill(&**store).await;
         Some(claims)
     }
