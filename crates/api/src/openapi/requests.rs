@@ -82,7 +82,7 @@ pub fn bulk_dead_letters(_: &JobLimits) -> Value {
 pub fn new_schedule(limits: &JobLimits) -> Value {
     schedule_fields(
         limits,
-        Object::new().required("name", about(text(255), "Display name; several schedules may have the same.")),
+        Object::new().required("name", about(text(255), "Display name; several schedules may have the same name.")),
     )
     .any_of(["jobName", "jobType"])
     .build()
@@ -146,7 +146,10 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
             ),
         )
         .optional("jitterMs", with_default(about(integer(0, DAY_MS), "Random delay per job, up to this."), 0))
-        .optional("maxRuns", about(integer(1, i64::MAX.unsigned_abs()), "Number of jobs after which it ends."))
+        .optional(
+            "maxRuns",
+            about(integer(1, i64::MAX.unsigned_abs()), "Number of jobs after which the schedule ends."),
+        )
         .optional("isActive", with_default(boolean(), true))
         .optional("enabled", about(boolean(), "The same as `isActive`."));
     with_template(limits, object)
@@ -289,7 +292,7 @@ pub fn registration(_: &JobLimits) -> Value {
         )
         .optional(
             "sessionToken",
-            about(text(100), "Token of an earlier registration under this id, which it resumes with its jobs."),
+            about(text(100), "`sessionToken` of an earlier registration under this id. The worker resumes that registration and keeps its jobs."),
         )
         .optional("name", text(255))
         .optional("queues", about(names(0), "Default: all queues that the key permits."))
