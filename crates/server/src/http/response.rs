@@ -18,8 +18,8 @@ use hyper::body::{Frame, SizeHint};
 
 use super::{admission::RequestGuard, answers::Unsent};
 
-/// Largest part of a response that is passed to HTTP/2 in one piece. The HTTP/2 library would buffer a larger part completely,
-/// even if the peer does not read.
+/// Largest part of a response that is passed to HTTP/2 in one piece. The HTTP/2 library would buffer a larger part
+/// completely, even if the peer does not read.
 const PART_BYTES: usize = 16 << 10;
 /// Largest part of a large response that is passed to HTTP/1 in one piece. The rest counts as unsent until then.
 const HTTP1_PART_BYTES: usize = 64 << 10;
