@@ -44,8 +44,8 @@ impl RequestContext {
 /// Who sent a request.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Address of the client; behind trusted proxies, the address that they report. `None` if the request did not come over
-    /// the network.
+    /// Address of the client; behind trusted proxies, the address that they report. `None` if the request did not come
+    /// over the network.
     pub address: Option<IpAddr>,
     /// What the caller may do, or why it is rejected.
     pub access: Result<Access, AccessError>,

@@ -27,7 +27,8 @@ fn event_end(bytes: &[u8]) -> Option<usize> {
     bytes.windows(2).position(|pair| pair == b"\n\n").map(|at| at + 2)
 }
 
-/// Returns an event whose data `hide` has changed, in one line after its other lines. Data that is not JSON is left out.
+/// Returns an event whose data `hide` has changed, in one line after its other lines. Data that is not JSON is left
+/// out.
 fn hide_in_event(event: &[u8], hide: &impl Fn(&mut Value)) -> Vec<u8> {
     let mut data = Vec::new();
     let mut others = Vec::new();
