@@ -301,7 +301,7 @@ pub fn registration(_: &JobLimits) -> Value {
             with_default(about(integer(1, 10_000), "Maximum number of jobs that run concurrently."), 1),
         )
         .optional("reportsStarts", with_default(about(boolean(), "Whether the worker reports `started`."), false))
-        .optional("token", about(json!({"type": "string"}), "An API key, instead of one in a header."))
+        .optional("token", about(json!({"type": "string"}), "API key of the registration. Takes precedence over the key in the header, which is still required."))
         .build()
 }
 
