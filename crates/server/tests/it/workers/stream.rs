@@ -22,7 +22,7 @@ pub struct Connection {
     pub sender: mpsc::UnboundedSender<Value>,
     pub received: mpsc::UnboundedReceiver<Value>,
     pub task: AbortHandle,
-    /// Once cancelled, the connection stays open but carries nothing in either direction.
+    /// Once cancelled, the connection stays open but transfers nothing in either direction.
     pub mute: CancellationToken,
 }
 
