@@ -1,7 +1,7 @@
 //! `docs/reference/coding-task.md` and its Spanish translation: every state and event of the built-in coding task.
 //!
-//! The structure comes from the definition. The Spanish sentences and those about payload fields are here, and a test checks
-//! that none is missing.
+//! The structure comes from the definition. The Spanish sentences and those about payload fields are in `words`, and a
+//! test checks that none is missing.
 
 mod words;
 
