@@ -94,7 +94,7 @@ register() {
   body=$(jq -n --arg id "${worker:-${FAENA_WORKER_ID:-}}" --arg token "$session_token" --argjson capabilities "$capabilities" \
     '{name: "shell", $capabilities, concurrency: 1} + if $id == "" then {} else {workerId: $id} end
       + if $token == "" then {} else {sessionToken: $token} end')
-  # Also while the server is not reachable, or stops (UNAVAILABLE).
+  # Tries again while the server is not reachable or is stopping (UNAVAILABLE).
   until answer=$(post /register "$body"); do
     echo "not registered: $answer" >&2
     [[ -n $stopping ]] && exit 0
@@ -104,7 +104,7 @@ register() {
   session_token=$(jq -r '.sessionToken // ""' <<<"$answer")
   echo "registered as $worker"
   [[ -n $heartbeat ]] && kill "$heartbeat" 2>/dev/null
-  # In the background, because a job may take long.
+  # In the background, because a job may take a long time.
   while sleep "$(jq '.heartbeatIntervalMs / 1000' <<<"$answer")"; do post "/$worker/heartbeat" '{}'; done >/dev/null 2>&1 &
   heartbeat=$!
 }

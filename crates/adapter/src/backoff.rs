@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// Doubles the delay from 200 ms up to 15 s, each drawn at random between half and all of that.
+/// Delays with a limit that doubles from 200 ms up to 15 s. Each delay is random, between half the limit and the limit.
 #[derive(Debug)]
 pub struct Backoff(Duration);
 

@@ -54,7 +54,7 @@ pub struct CommandSpec<'a> {
 #[derive(Debug)]
 pub struct CommandEnd {
     pub ending: Ending,
-    /// Standard output, as far as it is kept.
+    /// The part of standard output that is kept.
     pub stdout: Vec<u8>,
     /// Both outputs, in the order in which they arrived.
     pub log: String,
@@ -74,7 +74,7 @@ pub enum Ending {
     Broken(String),
 }
 
-/// Returns the program that guards commands: this one.
+/// Returns the program that guards commands: the one that is running now.
 pub fn guard_program() -> std::io::Result<PathBuf> {
     std::env::current_exe()
 }
@@ -148,7 +148,7 @@ async fn run_guarded(guard: &Path, spec: &CommandSpec<'_>, shared: &Shared<'_>, 
     if outputs_open {
         let _ = tokio::time::timeout(OUTPUT_GRACE, outputs).await;
     }
-    // The last output may have come with the end.
+    // Output that was read after the command ended may exceed the limit too.
     let is_over = shared.capture.lock().log.total() > spec.max_output_bytes;
     if is_over && matches!(ending, Ending::Exit(_)) { Ending::TooMuchOutput } else { ending }
 }

@@ -138,7 +138,7 @@ impl Git {
         self.locks.lock().entry(copy.to_owned()).or_default().clone()
     }
 
-    /// Copies a branch into a new folder, without its history.
+    /// Copies a branch into a new folder, without its history. Returns its commit.
     pub async fn check_out(
         &self,
         pull_request: &PullRequest,
@@ -254,7 +254,7 @@ impl Worktree<'_> {
         self.git.call(&self.copy, &add, self.cancel).await.map(|_| ())
     }
 
-    /// Commits everything that changed. Returns the commit, which is `start` if nothing changed.
+    /// Commits everything that changed. Returns the new commit, or the current one if nothing changed.
     pub async fn commit(&self, message: &Path) -> Result<String, Failure> {
         self.call(&["add", "--all"]).await?;
         if self.call(&["diff", "--cached", "--quiet"]).await.is_err() {

@@ -47,7 +47,7 @@ pub enum Network {
 const LOOPBACK: &str = "ip link set lo up 2>/dev/null; exec \"$@\"";
 
 impl Isolation {
-    /// Only resource limits.
+    /// Returns no isolation apart from resource limits.
     pub fn none() -> Isolation {
         Isolation { wrapper: Vec::new(), network: Network::On, has_own_processes: false }
     }

@@ -15,7 +15,7 @@ pub const FAILED: &str = "resultado.error";
 pub struct Outgoing {
     pub task: String,
     pub kind: String,
-    /// Identifies the event: the same id is applied once, however often it is sent.
+    /// Identifies the event: it is applied once, however often an event with this id is sent.
     pub trace: String,
     pub payload: Value,
 }

@@ -110,7 +110,7 @@ impl<S: Service> Runner<S> {
         self.stop.cancel();
         self.tracker.close();
         if tokio::time::timeout(STOP_LIMIT, self.tracker.wait()).await.is_err() {
-            tracing::warn!("stopped before all work ended, it starts again at the next start");
+            tracing::warn!("stopped before all work ended, unfinished work starts again with the program");
         }
         self.transport.close().await;
     }
@@ -189,7 +189,7 @@ impl<S: Service> Runner<S> {
         Ok(())
     }
 
-    /// Continues the work that was interrupted or whose result has not arrived.
+    /// Continues work that was interrupted or whose result was not delivered.
     pub fn resume(self: &Arc<Self>) {
         for task in self.records.tasks() {
             let Some(record) = self.records.load(&task).filter(|record| !record.is_delivered) else { continue };

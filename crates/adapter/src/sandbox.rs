@@ -72,7 +72,7 @@ enum NetworkChoice {
     On,
 }
 
-/// The log is part of the task's data, which has 256 KiB.
+/// The log is part of the task's data, which is limited to 256 KiB.
 const LONGEST_LOG: u64 = 128 << 10;
 
 pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), CannotStart> {

@@ -1,9 +1,9 @@
-//! What a task needs from a service: read from the task itself, or from a message that carries everything.
+//! What a task needs from a service, read from the task itself or from a message that contains everything.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A task as the API shows it, as far as services need it.
+/// The fields of a task that services need, as the API shows them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TaskSnapshot {
     pub id: String,

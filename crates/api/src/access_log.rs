@@ -80,7 +80,7 @@ impl Drop for Line {
         let duration_ms = (self.started.elapsed().as_secs_f64() * 100_000.0).round() / 100.0;
         macro_rules! write {
             ($level:ident) => {
-                // Not in the span of the request: it has some of these fields too.
+                // Outside the span of the request, which has some of these fields too.
                 tracing::$level!(
                     parent: None,
                     method = request.method.as_str(),

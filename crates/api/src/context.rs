@@ -44,7 +44,8 @@ impl RequestContext {
 /// Who sent a request.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// Address of the client, as far as trusted proxies name it. `None`: the request did not come over the network.
+    /// Address of the client; behind trusted proxies, the address that they report. `None` if the request did not come
+    /// over the network.
     pub address: Option<IpAddr>,
     /// What the caller may do, or why it is rejected.
     pub access: Result<Access, AccessError>,
@@ -97,7 +98,8 @@ pub fn caller() -> Caller {
     CONTEXT.try_with(|context| context.caller.clone()).unwrap_or(none)
 }
 
-/// Returns whether the current request presents a key that is not accepted. It is rejected even on routes that need no key.
+/// Returns whether the current request presents a key that is not accepted. Such a request is rejected even on routes
+/// that need no key.
 pub fn has_wrong_key() -> bool {
     CONTEXT.try_with(|context| context.has_wrong_key).unwrap_or(false)
 }

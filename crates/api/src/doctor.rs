@@ -13,9 +13,9 @@ use faena_wire::{DoctorFinding, DoctorReport};
 use parking_lot::Mutex;
 
 /// Minimum time between two checks.
-const FRESH: Duration = Duration::from_secs(60);
+const MIN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What a check has found: the number of jobs, and the findings.
+/// Result of a check: the number of jobs it has read, and the findings.
 pub type Checked = Result<(u64, Vec<DoctorFinding>), String>;
 
 type Checking = Pin<Box<dyn Future<Output = Checked> + Send>>;
@@ -55,7 +55,7 @@ impl Doctor {
     /// Starts a check, unless one is running or has just ended. Returns the last report.
     pub fn start(&self) -> DoctorReport {
         let mut last = self.last.lock();
-        if last.report.is_running || last.ended.is_some_and(|ended| ended.elapsed() < FRESH) {
+        if last.report.is_running || last.ended.is_some_and(|ended| ended.elapsed() < MIN_INTERVAL) {
             return last.report.clone();
         }
         last.report.is_running = true;

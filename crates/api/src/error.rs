@@ -16,7 +16,7 @@ use faena_wire::{ErrorBody, ErrorInfo};
 
 pub type ApiResult<T> = Result<T, ApiError>;
 
-/// Error as the caller sees it. It carries no internals: those are logged.
+/// Error as the caller sees it, without internal details, which are only logged.
 #[derive(Debug)]
 pub struct ApiError {
     pub code: ErrorCode,
@@ -157,7 +157,7 @@ impl IntoResponse for ApiError {
         };
         let mut response = (status, Json(body)).into_response();
         if status == StatusCode::PAYLOAD_TOO_LARGE {
-            // The rest of the body stays unread, so the connection cannot carry another request.
+            // The rest of the body stays unread, so the connection cannot be used for another request.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if status == StatusCode::UNAUTHORIZED {

@@ -128,10 +128,10 @@ impl Parts {
     }
 }
 
-/// Returns when the key of a caller is no longer valid.
+/// Ends when the key of a caller is no longer valid.
 pub(crate) type KeyEnd = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Waits until `at`, or for a day: a timer cannot be set more than a few years ahead.
+/// Waits until `at`, but at most a day: a timer cannot be set more than a few years ahead.
 async fn wait_until(at: Option<Timestamp>, now: Timestamp) {
     const DAY_MS: i64 = 86_400_000;
     let ms = at.map_or(DAY_MS, |at| at.ms_since(now).clamp(1, DAY_MS));
@@ -275,7 +275,7 @@ fn dead_letters() -> Routes {
         .post("/{id}/retry", Job(Write), rest::dead_letters::retry, docs::dead_letters::retry)
 }
 
-/// Events of all queues go to the sinks, so their management is for administrators.
+/// Sinks receive the events of all queues, so only administrators may manage rejected events.
 fn outbox() -> Routes {
     Routes::below("/api/v1/outbox")
         .get("", AllQueues(Read), rest::outbox::overview, docs::outbox::overview)

@@ -21,9 +21,9 @@ const GRPC_SERVER_ERRORS: [i64; 6] = [2, 4, 12, 13, 14, 15];
 
 #[derive(Debug)]
 pub struct RequestTrace {
-    /// What the caller sent, if it is valid.
+    /// Context that the caller sent, if it is valid.
     parent: Option<TraceContext>,
-    /// The parent of what this request causes.
+    /// Context of this request: the parent of the jobs that it submits.
     own: Option<TraceContext>,
     has_submitted: AtomicBool,
 }
@@ -57,7 +57,8 @@ impl RequestTrace {
     pub fn traceparent_of(&self, job: JobId) -> Option<String> {
         self.has_submitted.store(true, Ordering::Relaxed);
         let own = self.own?;
-        // Without a stored context, a job has its own id as trace id and is not recorded: the same, with a shorter row.
+        // A job without a stored context has its own id as trace id and is not recorded. If this context says the same,
+        // it is not stored, which makes the row shorter.
         let is_known_by_id = self.parent.is_none() && !own.is_sampled() && own.trace_id == *job.0.as_bytes();
         (!is_known_by_id).then(|| own.to_string())
     }
@@ -111,7 +112,7 @@ impl RequestTrace {
     }
 }
 
-/// Returns the trace context that the caller sent. Ignores an invalid header, and several headers.
+/// Returns the trace context that the caller sent. `None` if the header is invalid or occurs more than once.
 fn parent(headers: &HeaderMap) -> Option<TraceContext> {
     let mut values = headers.get_all(TRACEPARENT).iter();
     let value = values.next()?;

@@ -1,8 +1,8 @@
 //! Routes that declare who may call them.
 //!
-//! [`Routes`] has no method that adds a route without a [`Needs`] and an [`Operation`], so no route can be forgotten: neither its
-//! scope nor its documentation. The declared list is what tests compare with the authorization matrix, and what the OpenAPI
-//! document is made from.
+//! [`Routes`] has no method that adds a route without a [`Needs`] and an [`Operation`], so neither the scope nor the
+//! documentation of a route can be forgotten. Tests compare the declared routes with the authorization matrix, and the
+//! OpenAPI document is made from them.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use crate::{
     payloads::{self, DocumentedRoute},
 };
 
-/// What a caller needs for a route: a key with the scope, unless no keys exist, and access to the queues that it concerns.
+/// What a caller needs for a route: a key with the scope, unless no keys exist, and access to the queues that
+/// the route concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
     /// Nothing: health checks, and transports that check the key themselves.
@@ -153,8 +154,8 @@ async fn check(
         let found = parameters.iter().flatten().find(|(key, _)| *key == name);
         found.map(|(_, value)| value.to_owned()).unwrap_or_default()
     };
-    match allows(&api, needs, &parameter).await {
-        // What needs no key has no payloads.
+    match check_access(&api, needs, &parameter).await {
+        // The answers of routes that need no key contain no payloads.
         Ok(()) if needs == Needs::Nothing => next.run(request).await,
         Ok(()) => payloads::hide(&api, &route, next.run(request).await).await,
         Err(error) => error.into_response(),
@@ -162,7 +163,7 @@ async fn check(
 }
 
 /// Fails if the caller of the current request does not have what a route needs.
-async fn allows(api: &Api, needs: Needs, parameter: &impl Fn(&str) -> String) -> ApiResult<()> {
+async fn check_access(api: &Api, needs: Needs, parameter: &impl Fn(&str) -> String) -> ApiResult<()> {
     let scopes = needs.scopes();
     if scopes.is_empty() {
         return Ok(());

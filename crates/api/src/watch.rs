@@ -30,7 +30,7 @@ pub struct WatchRequest {
 /// Item of an `EventStream`.
 pub enum Item {
     Event(StreamItem),
-    /// Carries only the position: it is the first item, and it is sent when no event matches for a while.
+    /// Has only a position. It is the first item, and is sent again when no event has matched for a while.
     Heartbeat,
 }
 

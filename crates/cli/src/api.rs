@@ -18,7 +18,7 @@ const BULK_TIMEOUT: Duration = Duration::from_secs(330);
 /// Which option of a command sets a field of the API, where their names differ.
 pub type FieldOptions = &'static [(&'static str, &'static str)];
 
-/// The server, as one command uses it.
+/// The server that a command calls.
 pub struct Api {
     client: Client,
     url: String,
@@ -112,7 +112,8 @@ impl Api {
         self.url.clone()
     }
 
-    /// Sets the names under which errors mention fields. Others are written as options: `maxRetries` as `--max-retries`.
+    /// Sets the options that errors name instead of these fields. Other fields are converted: `maxRetries` to
+    /// `--max-retries`.
     pub fn with_options(self, field_options: FieldOptions) -> Api {
         Api { field_options, ..self }
     }
@@ -167,7 +168,7 @@ impl Api {
 }
 
 impl Api {
-    /// Like [`Api::show`], for a request that may take minutes: a terminal shows that it is being waited for.
+    /// Does the same as [`Api::show`] for a request that may take minutes. A terminal shows a spinner meanwhile.
     pub async fn show_long<T: DeserializeOwned>(
         &self,
         request: ApiRequest<'_>,

@@ -36,7 +36,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// All events of one task: those that are stored, then new ones.
+    /// Returns arguments that follow all events of one task: first the stored ones, then new ones.
     pub fn of_task(task: String, connection: Connection) -> Arguments {
         let (types, queue, correlation_id, job) = (Vec::new(), None, None, None);
         Arguments { types, queue, correlation_id, job, task: Some(task), from: Some(0), connection }
@@ -102,7 +102,7 @@ impl Follower {
             if !event.data.is_empty() {
                 print(&format_event(&event, api.json));
             }
-            // Only now: an event that was not printed comes again.
+            // Changed only now, so that the server sends an event again that was not printed.
             self.position = event.id.or(self.position.take());
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! Ids that may be shortened to a unique beginning.
 //!
-//! The lists of the API are ordered by id, newest first, and their cursor is the id to continue after. A list that starts after
-//! the last id with a beginning therefore starts with the ids that have it: one short range of an index.
+//! The lists of the API are ordered by id, newest first, and their cursor is the id to continue after. A list that
+//! continues after the highest possible id with a given beginning therefore starts with the ids that have this
+//! beginning. It reads one short range of an index.
 
 use serde_json::Value;
 
@@ -50,7 +51,7 @@ pub async fn resolve(api: &Api, kind: &Kind, text: &str) -> Result<String, Comma
     choose(kind, text, answer[kind.list].as_array().map(Vec::as_slice).unwrap_or_default())
 }
 
-/// Returns the whole id of an entry of a list that was read as a whole.
+/// Like [`resolve`], for a list whose cursor is not an id. It finds only entries of the first page.
 pub async fn resolve_in_whole_list(api: &Api, kind: &Kind, text: &str) -> Result<String, CommandError> {
     if is_whole(text) {
         return Ok(text.to_owned());
@@ -91,8 +92,8 @@ fn check_beginning(kind: &Kind, text: &str) -> Result<(), CommandError> {
 
 fn choose(kind: &Kind, text: &str, entries: &[Value]) -> Result<String, CommandError> {
     let id = |entry: &&Value| entry["id"].as_str().unwrap_or_default().to_owned();
-    let has_it = |entry: &&Value| has_beginning(&id(entry), text);
-    let candidates: Vec<&Value> = entries.iter().filter(has_it).collect();
+    let is_candidate = |entry: &&Value| has_beginning(&id(entry), text);
+    let candidates: Vec<&Value> = entries.iter().filter(is_candidate).collect();
     let noun = kind.noun;
     match candidates.as_slice() {
         [] => Err(CommandError::Other(format!("no {noun} has an id that begins with \"{text}\""))),

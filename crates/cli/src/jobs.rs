@@ -382,7 +382,7 @@ fn log_text(page: &JobLog) -> String {
     lines.join("\n")
 }
 
-/// Returns why a run did not complete, unless its handler reported the error: then the error says it.
+/// Returns why a run did not complete. Empty if its handler reported an error, because that already says why.
 pub fn reason_note(reason: Option<&ErrorReason>) -> String {
     reason.filter(|reason| **reason != ErrorReason::Error).map(|reason| format!(" ({reason})")).unwrap_or_default()
 }

@@ -16,7 +16,7 @@ use crate::{
     task_bulk,
 };
 
-/// More than any definition may have.
+/// Larger than the largest valid definition.
 const MAX_BYTES: u64 = 2 << 20;
 
 #[derive(Subcommand)]

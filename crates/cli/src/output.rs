@@ -25,7 +25,8 @@ static HAS_COLOURS: LazyLock<bool> = LazyLock::new(|| {
 static IS_PAINTED: AtomicBool = AtomicBool::new(false);
 
 /// First of the private-use characters that mark colours until a text is printed. `printable` would remove escape
-/// sequences, so they are written last. A text from the server that contains these characters is only coloured.
+/// sequences, so they are written last. In a text from the server, these characters can only change
+/// its colour.
 const FIRST_MARK: u32 = 0xf_0000;
 /// Marks the end of a colour.
 const END_MARK: char = '\u{f00ff}';
@@ -220,7 +221,7 @@ fn relative_to(at_ms: i64, now_ms: i64) -> String {
     if seconds < 0 { format!("in {duration}") } else { format!("{duration} ago") }
 }
 
-/// `12 s`, `5 min`: rounded down to a whole unit.
+/// Returns a duration rounded down to a whole unit: `12 s`, `5 min`.
 pub fn approximate_duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} s"),

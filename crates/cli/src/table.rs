@@ -87,7 +87,7 @@ fn excess(shown: &[(usize, usize)], max: usize) -> usize {
     (widths + GAP * shown.len().saturating_sub(1)).saturating_sub(max)
 }
 
-/// Cuts the widest columns that may be cut until the line fits, or all have `min`.
+/// Cuts the widest columns that may be cut until the line fits, or all of them have the width `min`.
 fn cut(shown: &[(usize, usize)], max: usize, may_be_cut: impl Fn(usize) -> bool, min: usize) -> Vec<(usize, usize)> {
     let mut cut = shown.to_vec();
     for _ in 0..excess(shown, max).min(shown.iter().map(|(_, width)| width).sum()) {

@@ -52,7 +52,7 @@ impl Follower<'_> {
     }
 
     async fn update(&mut self) -> Result<Option<Status>, CommandError> {
-        // Before the history: an ended task writes no more records that matter.
+        // Read before the history, so that the history contains the end of a task that has ended.
         let task: TaskStatus = self.api.get(&path(self.id, "")).send().await?;
         loop {
             let query = format!("/history?after={}&limit={PAGE}", self.printed);

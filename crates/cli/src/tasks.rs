@@ -87,7 +87,7 @@ pub struct Create {
     /// Correlation id [default: the id of the task]
     #[arg(long)]
     correlation_id: Option<String>,
-    /// Return the existing task if the same one was created with this key
+    /// Return the existing task if the same request was sent before with this key
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
     /// Tag to search for; repeat for several
@@ -382,7 +382,7 @@ pub fn object(text: &str, what: &str) -> Result<Value, CommandError> {
     }
 }
 
-/// Describes what became of an event; `participle` says what it has done if it was applied.
+/// Describes the outcome of an event. If the event was applied, `participle` names the outcome.
 fn answer(answer: &Answer, participle: &str) -> String {
     let outcome = if answer.outcome == Outcome::Applied { participle } else { answer.outcome.as_str() };
     let reason = answer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();

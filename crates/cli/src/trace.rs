@@ -95,7 +95,7 @@ fn task_label(trace: &Trace, id: TaskId) -> String {
     }
 }
 
-/// `+0.012 s`, `+3 m 20 s`, `+2 h 05 m`.
+/// Formats an offset like `+0.012 s`, `+3 m 20 s` or `+2 h 05 m`.
 fn offset(ms: i64) -> String {
     let seconds = ms / 1_000;
     match seconds {

@@ -188,7 +188,7 @@ const USAGE: u8 = 2;
 const STORAGE_FAILED: u8 = 74;
 
 pub fn main() -> ExitCode {
-    // A shell asks for completions by an environment variable.
+    // A shell asks for completions with an environment variable.
     clap_complete::CompleteEnv::with_factory(Cli::command).var(manual::COMPLETE).complete();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

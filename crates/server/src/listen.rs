@@ -102,7 +102,8 @@ pub fn is_new_file(url: &str) -> bool {
     url.strip_prefix("sqlite:").is_some_and(|path| !Path::new(path.strip_prefix("//").unwrap_or(path)).exists())
 }
 
-/// Opens a listener of loopback for the processes of pools if the other one needs TLS: its certificate is for another name.
+/// Opens a loopback listener without TLS for the processes of pools if the server uses TLS: they connect to 127.0.0.1,
+/// and the server's certificate is for another name.
 pub async fn bind_for_pools(config: &Config, http: &HttpConfig) -> anyhow::Result<Option<TcpListener>> {
     if http.tls.is_none() || !config.roles().api || config.engine().pools.is_empty() {
         return Ok(None);

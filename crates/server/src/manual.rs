@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use clap_complete::env::Shells;
 
-/// Variable by which the completions of a shell ask the binary.
+/// Environment variable with which the completion script of a shell asks the binary for completions.
 pub const COMPLETE: &str = "FAENA_COMPLETE";
 
 /// Returns the script that a shell loads. It runs `faena` for every completion.

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn only_errors_that_the_source_had_not_count() {
+    fn only_errors_that_the_source_did_not_have_count() {
         use Severity::{Error, Warning};
         let before = inspection(&[("node-dead", Error, 1), ("counter-drift", Error, 2)]);
         let after = inspection(&[

@@ -271,8 +271,9 @@ fn start_logging(config: &Config) {
         "fatal" => "error",
         level => level,
     };
-    // The libraries keep their own levels, also if `log.level` is `trace`. The broker clients would log passwords and message
-    // bodies. The connection pool would log each connection that fails in an outage; Faena logs the outage once.
+    // The libraries keep their own levels, even if `log.level` is `trace`. The broker clients would log passwords and
+    // message bodies. The connection pool would log each connection that fails in an outage; Faena logs the outage
+    // once.
     let filter = EnvFilter::new(format!(
         "{level},hyper=info,h2=info,tokio_postgres=info,deadpool=error,reqwest=info,rustls=info,lapin=off,async_nats=off"
     ));

@@ -11,8 +11,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 
 /// Doubles the delay from 100 ms up to 5 s.
 ///
-/// Each delay is drawn at random between half and all of that, so that a thousand workers do not reconnect to a restarted server
-/// at the same moment.
+/// Each delay is a random value between half of that and all of it, so that a thousand workers do not reconnect to a
+/// restarted server at the same moment.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -35,7 +35,7 @@ impl Backoff {
 
     /// Returns the next delay, plus the time that the server asks for in its answer.
     pub fn delay_after(&mut self, error: Option<&Error>) -> Duration {
-        // The random part keeps many clients from coming back at the same moment.
+        // The random part keeps many clients from calling again at the same moment.
         self.next_delay() + error.and_then(Error::retry_after).unwrap_or_default()
     }
 }

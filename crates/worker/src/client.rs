@@ -97,7 +97,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Invalid`] if one of them is not valid.
+    /// Returns [`Error::Invalid`] if the URL or the key is not valid.
     pub fn from_env() -> Result<Client, Error> {
         Client::builder().build()
     }
@@ -106,7 +106,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Invalid`] if one of them is not valid.
+    /// Returns [`Error::Invalid`] if the URL or the key is not valid.
     pub fn new(url: impl Into<String>) -> Result<Client, Error> {
         Client::builder().url(url).build()
     }

@@ -44,7 +44,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A thousand workers in one process must be cheap, and tungstenite's default of 128 KiB each is not. 16 KiB hold about fifty jobs.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// A payload of 1 MiB with the results of many steps.
+/// Large enough for a payload of 1 MiB and the results of many steps.
 const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
 
 /// Why a connection has ended.
@@ -102,7 +102,7 @@ pub(crate) async fn run(settings: Settings, shutdown: impl FusedFuture<Output = 
     }
 }
 
-/// Whether a retry would not help: the token is wrong, or the address is not a Faena server.
+/// Returns whether a retry would not help: the token is wrong, or the address is not a Faena server.
 fn is_permanent(error: &Error) -> bool {
     matches!(error, Error::Response { status, .. } if (400..500).contains(status) && ![408, 409, 429].contains(status))
 }

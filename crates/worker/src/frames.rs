@@ -45,7 +45,7 @@ pub(crate) struct WorkerFrame<'a> {
     pub concurrency: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<Secret<'a>>,
-    /// Resumes the registration that it was received for.
+    /// Session token of an earlier registration, which the worker then resumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_token: Option<Secret<'a>>,
     /// The runs that this worker still works on. The server reassigns all other jobs of the worker.
@@ -62,7 +62,7 @@ pub(crate) struct WorkerFrame<'a> {
     /// `log`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<&'a str>,
-    /// `log`: the name of the entry, if it is not `message`.
+    /// `log`: the name of the entry; `message` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event: Option<&'a str>,
     /// `step`, `complete`: any JSON.
@@ -133,7 +133,7 @@ pub(crate) enum ReportKind {
     Complete,
     Fail,
     Release,
-    /// A report of a newer server. Never sent.
+    /// A kind of report that only a newer server knows. Never sent.
     #[serde(other)]
     Unknown,
 }

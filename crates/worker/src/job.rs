@@ -34,7 +34,7 @@ open_enum! {
 impl JobState {
     /// Returns `true` if a job in this state no longer changes, unless it is retried manually.
     ///
-    /// Returns `false` for an unknown state; [`Job::is_finished`] can decide that too.
+    /// Returns `false` for an unknown state; [`Job::is_finished`] also recognises unknown states that are final.
     pub fn is_final(&self) -> bool {
         matches!(self, JobState::Completed | JobState::Failed | JobState::Cancelled)
     }
@@ -43,13 +43,13 @@ impl JobState {
 open_enum! {
     /// How urgent a job is.
     Priority {
-        /// After everything else.
+        /// The lowest priority.
         Low = "LOW",
         /// The default.
         Normal = "NORMAL",
-        /// Before normal jobs.
+        /// Higher than normal.
         High = "HIGH",
-        /// Before everything else.
+        /// The highest priority.
         Critical = "CRITICAL",
     }
 }
@@ -83,7 +83,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What an entry of a job's log reports. `Unknown` is also an event that a handler named.
+    /// What an entry of a job's log reports. `Unknown` also stands for events that a handler named.
     LogEvent {
         /// The job was stored.
         Created = "created",
@@ -368,7 +368,7 @@ pub struct Job {
     /// The completed steps.
     #[serde(default)]
     pub steps: Vec<Step>,
-    /// How its runs ended; only of dead-lettered jobs.
+    /// How its runs ended; only for dead-lettered jobs.
     #[serde(default)]
     pub attempts: Vec<Attempt>,
     /// What happened to it, oldest first.
@@ -394,7 +394,7 @@ pub struct Job {
     pub correlation_id: String,
     /// The key under which a repeated submission is recognised.
     pub idempotency_key: Option<String>,
-    /// The key of which only one unfinished job may exist.
+    /// The key that only one unfinished job may have.
     pub unique_key: Option<String>,
     /// The key whose jobs share a concurrency limit.
     pub concurrency_key: Option<String>,
@@ -447,7 +447,7 @@ pub struct ChangedJob {
     pub id: JobId,
     /// The state.
     pub status: JobState,
-    /// How many retries it has used; after a retry.
+    /// How many retries it has used; only set after a retry.
     pub retry_count: Option<u32>,
     /// Its worker was asked to stop and has not stopped yet.
     #[serde(default)]

@@ -103,7 +103,7 @@ impl JobRequest {
         /// Submitting the same job again with the same key returns the first job; a different job with the same key is
         /// rejected.
         idempotency_key,
-        /// Sets a key of which only one unfinished job may exist. A second one is rejected.
+        /// Sets a key that only one unfinished job may have. A second job with the same key is rejected.
         unique_key,
         /// Sets a key whose jobs share a concurrency limit.
         concurrency_key,
@@ -141,8 +141,8 @@ impl JobRequest {
         self
     }
 
-    /// Sets the delay before the first retry. Default: 1 s. Each later delay is longer by the
-    /// [`backoff_multiplier`](Self::backoff_multiplier).
+    /// Sets the delay before the first retry. Default: 1 s. Each later delay is the previous one times
+    /// the [`backoff_multiplier`](Self::backoff_multiplier).
     #[must_use]
     pub fn retry_delay(mut self, delay: Duration) -> Self {
         self.retry_delay = Some(ms(delay));

@@ -11,7 +11,8 @@ use crate::{
 /// A handler that still runs this long after its cancellation is logged.
 const CANCEL_WARNING_AFTER: Duration = Duration::from_secs(10);
 
-/// The server ends a run at its deadline; the worker does so itself only if it does not hear from the server.
+/// How long after the deadline of a run the worker cancels it itself, in case the server has not done so at the
+/// deadline.
 const DEADLINE_MARGIN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Runs {

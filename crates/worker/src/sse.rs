@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 /// The server sends something every 15 s; a stream that is silent for this long is dead.
 pub(crate) const SILENCE_LIMIT: Duration = Duration::from_secs(45);
-/// One event holds one job at most. A larger one ends the stream.
+/// An event contains at most one job. A larger event ends the stream.
 const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
 
 /// One message of an event stream.

@@ -39,7 +39,7 @@ pub async fn run(worker: &Worker, kind: &str, payload: &impl Serialize) -> TestR
     TestJob::new(kind, payload).run(worker).await
 }
 
-/// A job for a test, with more than a payload.
+/// A job for a test. Unlike [`run`], it can also set earlier attempts and completed steps.
 ///
 /// ```
 /// # use faena::{Worker, testing::TestJob};

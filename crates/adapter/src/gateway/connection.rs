@@ -138,7 +138,7 @@ impl Connection<'_> {
     fn check_room(&self) -> Result<(), String> {
         match self.sent.len() < MAX_FOLLOWED {
             true => Ok(()),
-            false => Err(format!("a connection follows at most {MAX_FOLLOWED} tasks; open another")),
+            false => Err(format!("a connection follows at most {MAX_FOLLOWED} tasks; open another connection")),
         }
     }
 
@@ -152,7 +152,7 @@ impl Connection<'_> {
         if task.has_ended() {
             self.subscription.unfollow(&task.id);
             let was_followed = self.sent.remove(&task.id).is_some();
-            // An update may still be in the queue.
+            // The update was queued before the client stopped following the task.
             if !was_followed && answer.is_none() {
                 return Ok(());
             }
@@ -189,7 +189,7 @@ impl Gateway {
         let approval =
             task.approval.ok_or_else(|| format!("the task is not waiting for a decision; it is {}", task.state))?;
         if approval.subject["planId"] != *plan {
-            return Err(format!("plan \"{plan}\" is not the plan of the task; read it again"));
+            return Err(format!("plan \"{plan}\" is not the plan of the task; read the task again"));
         }
         let mut body = json!({"hash": approval.hash});
         if let Some(comment) = comment {

@@ -133,8 +133,8 @@ async fn connect(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, upgrad
 }
 
 impl Gateway {
-    /// Returns whether a client may connect. Programs send no origin; that of a page must be one that the operator has
-    /// listed.
+    /// Returns whether a client may connect. Programs send no origin. The origin of a web page must be listed with
+    /// `--allow-origin`.
     fn admits_origin(&self, headers: &HeaderMap) -> bool {
         match headers.get(header::ORIGIN) {
             None => true,

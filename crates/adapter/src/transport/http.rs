@@ -54,14 +54,14 @@ impl Http {
         let body = json!({"type": event.kind, "payload": event.payload, "metadata": event.metadata(&self.originator)});
         let path = format!("/api/v1/tasks/{}/events", event.task);
         match self.client.request(Method::POST, &path).json(&body).send::<Answer>().await {
-            Ok(answer) if answer.duplicate => Ok(Delivered::Accepted(format!("{}, before", answer.outcome))),
+            Ok(answer) if answer.duplicate => Ok(Delivered::Accepted(format!("{} (duplicate)", answer.outcome))),
             Ok(answer) => Ok(Delivered::Accepted(answer.outcome)),
             Err(error) if is_final(&error) => Ok(Delivered::Refused(error.with_causes())),
             Err(error) => Err(Outage(error.with_causes())),
         }
     }
 
-    /// Returns a task of the served machines, or `None`.
+    /// Returns a task, or `None` if it does not exist or belongs to a machine that this service does not serve.
     pub async fn task(&self, id: &str) -> Result<Option<TaskSnapshot>, Outage> {
         Ok(task(&self.client, id).await?.filter(|task| self.machines.contains(&task.machine)))
     }
@@ -94,7 +94,7 @@ pub fn client(url: Option<&str>, service: &str) -> Result<Client, CannotStart> {
     builder.build().map_err(|error| CannotStart(error.to_string()))
 }
 
-/// Returns a task.
+/// Returns a task, or `None` if it does not exist.
 pub async fn task(client: &Client, id: &str) -> Result<Option<TaskSnapshot>, Outage> {
     match client.request(Method::GET, &format!("/api/v1/tasks/{id}")).send().await {
         Ok(task) => Ok(Some(task)),

@@ -37,7 +37,7 @@ pub enum Transport {
 #[derive(Debug, PartialEq)]
 pub enum Delivered {
     Accepted(String),
-    /// It can never be accepted.
+    /// The event can never be accepted.
     Refused(String),
 }
 

@@ -25,8 +25,8 @@ use crate::{Api, ApiError};
 
 type GrpcResult<T> = Result<Response<T>, Status>;
 
-/// Largest message that is decoded. A worker's message above the limit for bodies is rejected alone; a message above this limit
-/// ends the call.
+/// Largest message that is decoded. A worker's message above the limit for bodies is rejected, but its call continues;
+/// a message above this limit ends the call.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 pub fn routes(api: &Api) -> Router<Api> {

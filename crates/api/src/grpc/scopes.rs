@@ -70,7 +70,7 @@ const CONNECT: &str = "faena.v1.WorkerService/Connect";
 /// Runs a call if its caller has the scope it needs, and hides what the caller may not see in the answer.
 pub async fn check(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    match allows(&path) {
+    match check_access(&path) {
         // A worker whose key is in its first message is not known here, and needs payloads.
         Ok(()) if needs(&path).is_none() => next.run(request).await,
         Ok(()) => hide_in_call(&path, next.run(request).await),
@@ -78,7 +78,7 @@ pub async fn check(request: Request, next: Next) -> Response {
     }
 }
 
-fn allows(path: &str) -> ApiResult<()> {
+fn check_access(path: &str) -> ApiResult<()> {
     let Some(scopes) = needs(path) else { return Ok(()) };
     let caller = context::access()?;
     caller.require_any(scopes)?;

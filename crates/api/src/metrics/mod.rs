@@ -1,8 +1,9 @@
 //! `GET /metrics`: metrics for Prometheus, read from the engine and the store on each scrape.
 //!
 //! Each scrape fills a new registry, so the samples of a worker disappear when this node no longer knows the worker.
-//! Metrics of the whole database are exported by one node at a time, which has a lease that it takes by being scraped. So a
-//! sum over all nodes counts them once. Labels with names that callers choose are bounded.
+//! Metrics of the whole database are exported by one node at a time, so a sum over all nodes counts them once. This
+//! node has a lease, which a node takes or renews when it is scraped. Labels with names that callers choose are
+//! bounded.
 
 mod cluster;
 mod node;
@@ -29,7 +30,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a node that is no longer scraped keeps the lease of the metrics of the whole database.
 const LEASE_MS: i64 = 300_000;
 
-/// Returns the metrics. While the database does not respond, those of this node.
+/// Returns the metrics. While the database does not respond, returns only those of this node.
 pub async fn metrics(State(api): State<Api>, headers: HeaderMap) -> Response {
     let mut scrape = Scrape::default();
     node::add(&api, &mut scrape).await;
@@ -74,10 +75,11 @@ fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-/// Queues with labels of their own. All others share the label `other`.
+/// Maximum number of queues with labels of their own. All others share the label `other`.
 const MAX_QUEUES: usize = 100;
-/// Workers of a node with labels of their own, and failing hosts.
+/// Maximum number of workers of a node with labels of their own.
 const MAX_WORKERS: usize = 1_000;
+/// Maximum number of failing hosts with labels of their own.
 const MAX_HOSTS: usize = 100;
-/// States of machines with labels of their own.
+/// Maximum number of states of machines with labels of their own.
 const MAX_TASK_STATES: usize = 200;

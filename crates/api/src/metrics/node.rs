@@ -214,7 +214,7 @@ fn up(inputs: &[InputView]) -> impl Iterator<Item = ([String; 1], i64)> {
     inputs.iter().map(|input| ([input.name.clone()], i64::from(input.state == InputState::Up)))
 }
 
-/// Returns the backlog of those whose backlog this node knows.
+/// Returns the number of pending rows or messages of each input, if this node knows it.
 fn pending(inputs: &[InputView]) -> impl Iterator<Item = ([String; 1], i64)> {
     inputs.iter().filter_map(|input| Some(([input.name.clone()], signed(input.pending?))))
 }

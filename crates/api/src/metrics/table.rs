@@ -22,7 +22,7 @@ impl MetricKind {
     }
 }
 
-/// What a metric is about. A sum over all nodes is right for both.
+/// What a metric describes. In both scopes, the sum over all nodes is the right total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricScope {
     /// The node that is scraped.
@@ -70,12 +70,12 @@ impl Metric {
     }
 }
 
-/// Defines the metrics, each as a constant, and the list of all.
+/// Defines a constant for each metric, and a list of all of them.
 macro_rules! metrics {
     ($($constant:ident = $name:literal, $kind:ident, $scope:ident, [$($label:literal),*], $help:literal;)+) => {
         $(pub const $constant: Metric = Metric::new($name, $kind, $scope, &[$($label),*], $help);)+
 
-        /// All metrics, grouped by what they are about.
+        /// All metrics, grouped by subject.
         pub const METRICS: &[Metric] = &[$($constant),+];
     };
 }
@@ -100,7 +100,7 @@ metrics! {
     THROUGHPUT = "faena_throughput_jobs_per_second", Gauge, Cluster, [],
         "Runs that ended per second, over about the last minute";
     ERROR_RATIO = "faena_error_ratio", Gauge, Cluster, [],
-        "Part of the runs that failed, from 0 to 1, over about the last minute";
+        "Fraction of the runs that failed, from 0 to 1, over about the last minute";
     QUEUE_DEPTH = "faena_queue_depth", Gauge, Cluster, ["queue", "priority"], "Jobs that are ready to run";
     QUEUE_OLDEST_SECONDS = "faena_queue_oldest_seconds", Gauge, Cluster, ["queue"],
         "Time for which the oldest ready job of a queue has been ready";
@@ -117,7 +117,7 @@ metrics! {
     WORKER_SLOTS = "faena_worker_slots", Gauge, Node, [], "Jobs that the workers of this node can run concurrently";
     WORKER_SLOTS_BUSY = "faena_worker_slots_busy", Gauge, Node, [], "Slots of the workers of this node that have a job";
     WORKER_UTILIZATION = "faena_worker_utilization_ratio", Gauge, Node, [],
-        "Part of the slots of this node that have a job, from 0 to 1";
+        "Fraction of the slots of this node that have a job, from 0 to 1";
     WORKER_JOBS_IN_FLIGHT = "faena_worker_jobs_in_flight", Gauge, Node, ["worker_id"],
         "Jobs in flight at each worker of this node";
     CIRCUIT_BREAKER_STATE = "circuit_breaker_state", Gauge, Node, ["worker_id"],
@@ -158,14 +158,14 @@ metrics! {
         "Delay between the latest due time that this node processed and the processing";
     TASKS = "faena_tasks", Gauge, Cluster, ["machine", "state"], "Tasks that have not ended, by machine and state";
     TASK_OLDEST_SECONDS = "faena_task_oldest_seconds", Gauge, Cluster, ["machine", "state"],
-        "Time for which the task that has been in a state longest has been there";
+        "Time since the task that has been in a state longest entered it";
     TASKS_QUEUED = "faena_tasks_queued", Gauge, Cluster, ["machine"],
         "Tasks that are queued because their machine runs as many tasks as its limit allows";
     TASK_QUEUE_OLDEST_SECONDS = "faena_task_queue_oldest_seconds", Gauge, Cluster, ["machine"],
         "Time for which the first queued task of a machine has waited";
     TASK_APPROVALS = "faena_task_approvals_waiting", Gauge, Cluster, [], "Tasks that wait for a decision";
     TASK_APPROVAL_OLDEST_SECONDS = "faena_task_approval_oldest_seconds", Gauge, Cluster, [],
-        "Time for which the longest waiting of them has been in its state, 0 if there is none";
+        "Time since the task that has waited longest for a decision entered its state, 0 if there is none";
     TASK_OVERDUE_SECONDS = "faena_task_overdue_seconds", Gauge, Cluster, [],
         "Time since the oldest due timer of a task that no node has fired, 0 if there is none";
     TASK_EVENTS = "faena_task_events", Counter, Node, ["outcome"],
@@ -213,7 +213,7 @@ metrics! {
     QUEUE_REDIS_FILLS = "faena_queue_redis_fills", Counter, Node, [],
         "Times that the queue in Redis was empty and was filled from the database";
     QUEUE_REDIS_STALE = "faena_queue_redis_stale", Counter, Node, [],
-        "Jobs taken from the queue in Redis that the database did not have ready";
+        "Jobs taken from the queue in Redis that were not ready in the database";
     QUEUE_REDIS_FALLBACK = "faena_queue_redis_fallback_claims", Counter, Node, [],
         "Claims that the database dispatched because Redis was not available";
     CLUSTER_EXPORTER = "faena_cluster_exporter", Gauge, Node, [],
@@ -221,5 +221,6 @@ metrics! {
     TLS_CERTIFICATE_EXPIRY = "faena_tls_certificate_expiry_timestamp_seconds", Gauge, Node, [],
         "Unix time at which the TLS certificate of this node expires; absent without TLS";
     START_TIME_SECONDS = "faena_start_time_seconds", Gauge, Node, [], "Unix time of the start of this node";
-    BUILD_INFO = "faena_build_info", Gauge, Node, ["version", "database"], "1, with the version and the kind of database";
+    BUILD_INFO = "faena_build_info", Gauge, Node, ["version", "database"],
+        "Always 1; the labels are the version and the kind of database";
 }

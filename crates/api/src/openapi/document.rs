@@ -20,7 +20,7 @@ const INTRODUCTION: &str = "Durable background jobs over HTTP.\n\n\
     `read`, and `admin` includes everything. While there are no keys, programs on the server's machine need none.\n\n\
     Every error has the same body; `error.code` is for programs, `error.message` for people, and `error.details` names every bad \
     field. gRPC is on the same port and follows the same rules.\n\n\
-    A key with `withoutPayloads` sees no payloads, results, data, events, progress texts, logs and errors: they are empty, and \
+    A key with `withoutPayloads` sees no payloads, results, data, events, progress texts, logs or errors: they are empty, and \
     `hidden` next to them names the fields.";
 
 /// Schemas of bodies by name, collected from the operations.
@@ -53,7 +53,7 @@ pub fn build(routes: &[DeclaredRoute], limits: &JobLimits) -> Value {
             "description": INTRODUCTION,
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
-        "servers": [{"url": "/", "description": "The server that answers this document."}],
+        "servers": [{"url": "/", "description": "The server that returned this document."}],
         "tags": Tag::ALL.map(|tag| json!({"name": tag.name(), "description": tag.description()})),
         "paths": paths,
         "components": {
@@ -233,7 +233,7 @@ fn headers() -> Value {
         ("X-Total-Is-Exact", &json!({"const": "false"}), "Present if counting stopped at 10 000."),
         ("X-Sort-Is-Exact", &json!({"const": "false"}), "Present if only the newest entries were sorted."),
         ("X-Is-Partial", &json!({"const": "true"}), "Present if the search stopped before the page was full."),
-        ("Location", &json!({"type": "string", "format": "uri-reference"}), "Path of what was created."),
+        ("Location", &json!({"type": "string", "format": "uri-reference"}), "Path of the created resource."),
         ("Cache-Control", &text, "`no-store`: the answer contains a secret."),
         ("Retry-After", &number, "Seconds to wait before the next attempt."),
         ("RateLimit", &text, "Requests that are left, and seconds until the limit is full again."),
@@ -283,7 +283,7 @@ fn common_errors(error: &Value) -> Value {
         (400, "The request is not valid; `details` names every bad field."),
         (401, "No valid API key where one is needed, or a wrong, expired or revoked key anywhere."),
         (403, "The key lacks the scope or the queue, or a web page from another origin sent the request."),
-        (404, "It does not exist, it has expired, or it belongs to a queue that the key is not for."),
+        (404, "The resource does not exist, has expired, or belongs to a queue that the key may not access."),
         (408, "The body did not arrive in time."),
         (413, "The body is too large."),
         (415, "The body is not JSON."),

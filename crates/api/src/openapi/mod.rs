@@ -38,7 +38,7 @@ pub struct Rendered {
 }
 
 impl Rendered {
-    /// Returns the document. The limits are always those of this server.
+    /// Returns the document. It is built once, so `limits` must always be the limits of this server.
     pub fn document(&self, limits: &JobLimits) -> &Value {
         self.document.get_or_init(|| document(limits))
     }

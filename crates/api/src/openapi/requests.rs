@@ -82,7 +82,7 @@ pub fn bulk_dead_letters(_: &JobLimits) -> Value {
 pub fn new_schedule(limits: &JobLimits) -> Value {
     schedule_fields(
         limits,
-        Object::new().required("name", about(text(255), "Display name; several schedules may have the same.")),
+        Object::new().required("name", about(text(255), "Display name; several schedules may have the same name.")),
     )
     .any_of(["jobName", "jobType"])
     .build()
@@ -149,7 +149,10 @@ fn schedule_fields(limits: &JobLimits, object: Object) -> Object {
             "jitterMs",
             with_default(about(integer(0, DAY_MS), "Upper bound of the random delay of each job."), 0),
         )
-        .optional("maxRuns", about(integer(1, i64::MAX.unsigned_abs()), "Number of jobs after which it ends."))
+        .optional(
+            "maxRuns",
+            about(integer(1, i64::MAX.unsigned_abs()), "Number of jobs after which the schedule ends."),
+        )
         .optional("isActive", with_default(boolean(), true))
         .optional("enabled", about(boolean(), "The same as `isActive`."));
     with_template(limits, object)
@@ -292,7 +295,7 @@ pub fn registration(_: &JobLimits) -> Value {
         )
         .optional(
             "sessionToken",
-            about(text(100), "Token of an earlier registration under this id, which it resumes with its jobs."),
+            about(text(100), "`sessionToken` of an earlier registration under this id. The worker resumes that registration and keeps its jobs."),
         )
         .optional("name", text(255))
         .optional("queues", about(names(0), "Default: all queues that the key permits."))
@@ -301,7 +304,7 @@ pub fn registration(_: &JobLimits) -> Value {
             with_default(about(integer(1, 10_000), "Maximum number of jobs that run concurrently."), 1),
         )
         .optional("reportsStarts", with_default(about(boolean(), "Whether the worker reports `started`."), false))
-        .optional("token", about(json!({"type": "string"}), "An API key, instead of one in a header."))
+        .optional("token", about(json!({"type": "string"}), "API key of the registration. Takes precedence over the key in the header, which is still required."))
         .build()
 }
 

@@ -18,7 +18,7 @@ pub fn hide(body: Body, hide: impl Fn(&mut Value) + Send + 'static) -> Body {
             Bytes::from(passed)
         })
     });
-    // An event that has arrived in part passes nothing yet.
+    // A chunk that completes no event passes nothing on.
     Body::from_stream(stream.filter(|passed| ready(passed.as_ref().map_or(true, |bytes| !bytes.is_empty()))))
 }
 
@@ -27,7 +27,8 @@ fn event_end(bytes: &[u8]) -> Option<usize> {
     bytes.windows(2).position(|pair| pair == b"\n\n").map(|at| at + 2)
 }
 
-/// Returns an event with its other lines, and its data as one line. Data that is not JSON is left out.
+/// Returns an event whose data `hide` has changed, in one line after its other lines. Data that is not JSON is left
+/// out.
 fn hide_in_event(event: &[u8], hide: &impl Fn(&mut Value)) -> Vec<u8> {
     let mut data = Vec::new();
     let mut others = Vec::new();

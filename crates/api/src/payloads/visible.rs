@@ -1,7 +1,7 @@
 //! What a caller whose key has `withoutPayloads` sees, besides numbers, times, ids and values of enums.
 //!
-//! Names, types, tags, keys, titles and URLs identify jobs and tasks, so they are shown. What a job or a task carries or
-//! reports is not: payloads, results, data, events, progress, log lines and errors.
+//! Names, types, tags, keys, titles and URLs identify jobs and tasks, so they are shown. Their content is
+//! not: payloads, results, data, events, progress, log lines and errors.
 
 /// Texts and values of any form that are shown: the name of a field in JSON, or `Schema.field` where the same name has other
 /// content elsewhere. Fields of gRPC messages have the names that they have in JSON.

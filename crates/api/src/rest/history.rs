@@ -176,8 +176,8 @@ impl Times {
         Percentiles { p50: self.percentile(0.5), p95: self.percentile(0.95), p99: self.percentile(0.99) }
     }
 
-    /// Estimates a percentile as Prometheus does: times are spread evenly within their bucket. Above the last bound it is
-    /// that bound.
+    /// Estimates a percentile as Prometheus does: times are spread evenly within their bucket. A percentile above
+    /// the last bound is returned as that bound.
     fn percentile(&self, part: f64) -> Option<f64> {
         let count = self.count();
         if count == 0 {

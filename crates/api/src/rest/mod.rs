@@ -1,8 +1,8 @@
 //! Handlers of `/api/v1`, one module per resource.
 //!
-//! `/jobs` has several: `jobs` for single jobs and batches, `list` for lists and filters, `patch` for changes, and
-//! `job_events` for the stream of one job. `events` serves `/events`. `paging` implements the paging rule of all lists. The
-//! handlers of `/workers` are in `crate::workers`.
+//! `/jobs` has several modules, among them `jobs` for single jobs and batches, `list` for lists and filters,
+//! `patch` for changes, and `job_events` for the stream of one job. `events` serves `/events`. `paging` implements the
+//! paging rule of all lists. The handlers of `/workers` are in `crate::workers`.
 
 pub mod api_keys;
 pub mod audit;

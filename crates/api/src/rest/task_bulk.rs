@@ -85,13 +85,13 @@ pub struct MigrationResponse {
     pub matched: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_second: Option<u32>,
-    /// The states of these tasks before the migration.
+    /// The states of the matched tasks before the migration.
     pub states: Vec<MigratedState>,
-    /// Tasks that were tried without changing them, newest first.
+    /// Matched tasks, newest first, on which the migration was tried without changing them.
     pub tried: u64,
-    /// Tasks among them that cannot move.
+    /// Tried tasks that cannot move.
     pub refused: u64,
-    /// Some of those, with the reason.
+    /// Some of the tasks that cannot move, with the reason.
     pub refusals: Vec<Refusal>,
     pub done: u64,
     /// Tasks that keep their version: they ended or changed meanwhile, or cannot move.

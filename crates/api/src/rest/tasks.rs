@@ -83,7 +83,7 @@ pub async fn create_from(api: &Api, headers: &HeaderMap, body: &[u8]) -> ApiResu
     Ok((read_view(api, &existing.unwrap_or(id).to_string()).await?, existing.is_some()))
 }
 
-/// Creates a task, unless one was created with the same key. Returns the id of that one.
+/// Creates a task, unless one was created with the same key. Returns the id of the existing task, if there is one.
 async fn create_once(api: &Api, key: TaskKey, new: NewTask, now: Timestamp) -> ApiResult<Option<TaskId>> {
     match api.engine.store.task_create_once(key, new, now).await? {
         Some(existing) if !existing.is_same_request => {

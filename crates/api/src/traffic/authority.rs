@@ -1,4 +1,4 @@
-//! Parses the host and port that a request is sent to. Every check of a name uses this parser.
+//! Parses the host and port that a request is sent to. Every check of a host name uses this parser.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -45,7 +45,7 @@ impl Authority {
         Some(Authority::parse(authority)?.with_port(default_port))
     }
 
-    /// Returns whether both are the same host and port. `default_port` stands for a port that is not named.
+    /// Returns whether both are the same host and port. A missing port counts as `default_port`.
     pub fn is_same(&self, other: &Authority, default_port: u16) -> bool {
         self.clone().with_port(default_port) == other.clone().with_port(default_port)
     }
@@ -101,7 +101,7 @@ fn default_port(scheme: &str) -> Option<u16> {
 /// Returns the authority that a request names in its target or its `Host` header, or `None` if it names none.
 ///
 /// # Errors
-/// Returns what is wrong if the request names several or invalid ones, or none although HTTP/1.1 requires it.
+/// Returns what is wrong if the request names several hosts or an invalid one, or none although HTTP/1.1 requires one.
 pub fn of_request(uri: &Uri, version: Version, headers: &HeaderMap) -> Result<Option<Authority>, &'static str> {
     let in_target = match uri.authority() {
         Some(authority) => Some(Authority::parse(authority.as_str()).ok_or("the target must have a valid host")?),

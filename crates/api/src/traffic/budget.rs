@@ -30,8 +30,8 @@ pub const MAX_UNREGISTERED_BYTES: usize = 64 << 10;
 pub const FREE_HEAD_BYTES: usize = 8 << 10;
 /// Bytes per permit of the semaphore.
 const STEP_BYTES: usize = 16 << 10;
-/// How long a request or message waits for the budget, in total. Without this limit, one that gets it bit by bit could wait
-/// forever and hold what it has.
+/// How long a request or message waits for the budget, in total. Without this limit, a request that gets the budget
+/// bit by bit could wait forever and keep what it has.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Bytes that all requests of the process may occupy.

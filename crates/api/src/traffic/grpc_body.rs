@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts a call that sends `data` and then nothing. Returns the code of its end.
+    /// Starts a call that sends `data` and then nothing. Returns the code with which it ends.
     async fn code_after(path: &str, data: Vec<u8>) -> tonic::Code {
         let sent = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from(data))]);
         let body = Body::from_stream(futures_util::StreamExt::chain(sent, futures_util::stream::pending()));

@@ -1,4 +1,4 @@
-//! The header with which a worker on plain HTTP proves that it is the one that registered.
+//! The header with which a worker on plain HTTP proves that it is the worker that registered.
 
 use std::convert::Infallible;
 

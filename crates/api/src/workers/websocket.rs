@@ -43,6 +43,8 @@ const MESSAGE_TOO_BIG: u16 = 1009;
 const SERVICE_RESTART: u16 = 1012;
 const TRY_AGAIN_LATER: u16 = 1013;
 
+/// Upgrades the connection to a WebSocket and serves a worker on it.
+///
 /// The key may be in the request or in the `register` frame, because not every client can set headers.
 ///
 /// Until the worker has registered, it may send small frames only.
@@ -259,7 +261,7 @@ fn command_frame(command: &WorkerCommand) -> String {
     }
 }
 
-/// Decodes a message. Returns `None` for ping, pong and close, which carry nothing to process.
+/// Decodes a message. Returns `None` for ping, pong and close, which need no processing.
 fn decode(message: &Message, max_bytes: usize) -> Option<Result<WorkerMessage, Rejection>> {
     match message {
         Message::Text(text) if text.len() > max_bytes => {

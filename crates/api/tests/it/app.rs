@@ -151,7 +151,7 @@ impl App {
         let (parts, mut body) = request.into_parts();
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
         let mut request_body = None;
-        // Other bodies arrive in parts, some of them never completely.
+        // A body of unknown size arrives in parts, perhaps never completely, so it is not read here.
         if body.size_hint().exact().is_some() {
             let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
             request_body = Some(bytes.clone());

@@ -19,7 +19,7 @@ pub struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Panics if the document does not permit the answer, or does not know what the server accepted.
+    /// Panics if the document does not permit the answer, or does not describe a request that the server accepted.
     pub fn check(&self) {
         let Some(operation) = find_operation(self.method, self.uri.path()) else { return };
         let name = format!("{} {}", self.method, self.uri);
@@ -39,8 +39,8 @@ impl Exchange<'_> {
             let is_ours = header.starts_with("x-") && header != "x-content-type-options";
             let is_documented =
                 answer["headers"].as_object().unwrap().keys().any(|known| known.eq_ignore_ascii_case(header));
-            let must_be = is_ours || ["location", "retry-after", "www-authenticate"].contains(&header);
-            assert!(is_documented || !must_be, "{name}: the header {header} is not documented");
+            let must_be_documented = is_ours || ["location", "retry-after", "www-authenticate"].contains(&header);
+            assert!(is_documented || !must_be_documented, "{name}: the header {header} is not documented");
         }
     }
 
@@ -192,7 +192,7 @@ fn check_parts(schema: &'static Value, value: &Value, path: &str, found: &mut Ve
             (Some(property), _) => check(property, value, &format!("{path}/{name}"), found),
             (None, Some(Value::Bool(true))) => {}
             (None, Some(other @ Value::Object(_))) => check(other, value, &format!("{path}/{name}"), found),
-            // Such a schema adds a rule to the fields of another one.
+            // A schema without a type only adds a rule to the fields of another schema.
             (None, None) if schema.get("type").is_none() => {}
             (None, _) => found.push(format!("{path}: {name} is not documented")),
         }

@@ -114,8 +114,8 @@ async fn a_dead_letter_is_retried_under_its_own_id() {
     let response = app.post(&format!("/api/v1/dead-letter/{id}/retry"), "").await;
     assert_eq!((response.status, response.json()), (StatusCode::OK, json!({ "id": id, "status": "QUEUED" })));
     let job = app.wait_for_state(&id, "FAILED").await;
-    let output = job["executionLog"].as_array().unwrap().iter().find(|entry| entry["event"] == "retried").unwrap();
-    assert_eq!(output["details"], "by loopback");
+    let entry = job["executionLog"].as_array().unwrap().iter().find(|entry| entry["event"] == "retried").unwrap();
+    assert_eq!(entry["details"], "by loopback");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,7 +23,7 @@ async fn open(app: &App, id: &str) -> Response<Body> {
     response
 }
 
-/// Reads every event until the stream ends: its name and its job.
+/// Returns the name and the data of every event until the stream ends.
 async fn read(response: Response<Body>) -> Vec<(String, Value)> {
     let mut text = String::new();
     let mut body = response.into_body().into_data_stream();

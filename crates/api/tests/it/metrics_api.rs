@@ -18,8 +18,8 @@ states:
   DONE: {final: true}
 ";
 
-/// An app with a completed, a failed, a delayed and a waiting job, all in the history, a schedule, and two tasks, of which one
-/// waits for a decision and one is queued.
+/// Starts an app with a completed, a failed, a delayed and a waiting job, all in the history, a schedule, and two
+/// tasks, of which one waits for a decision and one is queued.
 async fn app_with_jobs() -> App {
     let app = App::start().await;
     let completed = app.create(r#"{"name": "noop", "queue": "mail", "priority": "HIGH"}"#).await;

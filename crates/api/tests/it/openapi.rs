@@ -11,7 +11,7 @@ use crate::{
     conformance::{DOCUMENT, resolve, violations},
 };
 
-/// Every operation of the document: its method, its path and itself.
+/// Returns every operation of the document with its method and its path.
 fn operations() -> Vec<(String, &'static str, &'static Value)> {
     let paths = DOCUMENT["paths"].as_object().unwrap();
     let of_path = |(path, operations): (&'static String, &'static Value)| {
@@ -117,7 +117,8 @@ fn every_example_is_valid_and_every_reference_leads_somewhere() {
     assert!(count > 80, "{count} examples");
 }
 
-/// Sends a body to an operation that exists, without changing anything: its other fields are not valid.
+/// Sends a body to an operation and returns the fields that it rejects. Nothing changes, because no field has a valid
+/// value.
 async fn rejected_fields(app: &App, id: &str, method: &str, path: &str, body: Value) -> Vec<(String, String)> {
     let path = path.replace("{id}", id).replace("{job}", id).replace("{name}", "none").replace("{action}", "retry");
     let request = Request::builder().method(method).uri(path).body(Body::from(body.to_string())).unwrap();
@@ -127,7 +128,8 @@ async fn rejected_fields(app: &App, id: &str, method: &str, path: &str, body: Va
     details.as_array().into_iter().flatten().map(|error| (text(&error["path"]), text(&error["message"]))).collect()
 }
 
-/// The parsers read fields by name, so a schema could name a field that no parser knows, or forget one that it knows.
+/// The parsers read fields by name, so a schema could name a field that no parser knows, or omit one that a parser
+/// knows.
 #[tokio::test]
 async fn the_parsers_know_exactly_the_fields_of_the_documented_bodies() {
     let app = App::start().await;

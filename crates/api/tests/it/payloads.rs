@@ -20,7 +20,7 @@ use tower::ServiceExt;
 use crate::{access::store, app::App, conformance::DOCUMENT};
 use seed::{MARKER, Seed, seed};
 
-/// Operations whose answers show the marker to an ordinary key, at least.
+/// Operations that show the marker to an ordinary key. There may be more.
 const OPERATIONS_WITH_PAYLOADS: &[&str] = &[
     "explainJob",
     "getDeadLetter",
@@ -41,7 +41,7 @@ const OPERATIONS_WITH_PAYLOADS: &[&str] = &[
     "watchJob",
 ];
 
-/// Calls of gRPC whose answers show the marker to an ordinary key, at least.
+/// gRPC calls that show the marker to an ordinary key. There may be more.
 const CALLS_WITH_PAYLOADS: &[&str] = &[
     "faena.v1.EventService/Subscribe",
     "faena.v1.JobService/GetJob",
@@ -141,7 +141,7 @@ async fn no_answer_shows_a_payload(app: App) {
         }
     }
     let missing: Vec<&&str> = OPERATIONS_WITH_PAYLOADS.iter().filter(|name| !shown.contains(**name)).collect();
-    assert!(missing.is_empty(), "these do not show it to an ordinary key, so nothing was tested: {missing:?}");
+    assert!(missing.is_empty(), "these do not show the marker to an ordinary key, so nothing was tested: {missing:?}");
     app.engine.stop(Default::default()).await;
 }
 
@@ -172,7 +172,8 @@ fn contains(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|part| part == text.as_bytes())
 }
 
-/// Makes a call with an encoded message, and returns the bytes of its answer. Of the stream of events, it reads until `last`.
+/// Makes a call with an encoded message, and returns the bytes of its answer. The stream of events is read until
+/// `last`.
 async fn call(app: &App, key: &ApiKeyText, name: &str, message: &[u8], last: &str) -> Vec<u8> {
     let mut frame = vec![0];
     frame.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -222,7 +223,7 @@ async fn no_answer_of_grpc_shows_a_payload() {
         }
     }
     let missing: Vec<&&str> = CALLS_WITH_PAYLOADS.iter().filter(|name| !shown.contains(**name)).collect();
-    assert!(missing.is_empty(), "these do not show it to an ordinary key, so nothing was tested: {missing:?}");
+    assert!(missing.is_empty(), "these do not show the marker to an ordinary key, so nothing was tested: {missing:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

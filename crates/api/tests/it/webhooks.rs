@@ -40,7 +40,7 @@ fn path(webhook: &Value, rest: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_is_shown_with_every_attempt_and_listed_without() {
+async fn a_webhook_is_shown_with_its_attempts_and_listed_without_them() {
     let app = start().await;
     let (_, webhook) = failed(&app).await;
     let mut shown = app.get(&path(&webhook, "")).await.json();

@@ -60,7 +60,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
         let message = "\"faena top\" needs a terminal; use \"faena top --json\" for a single snapshot of the same data";
         return Err(CommandError::Usage(message.into()));
     }
-    // Before the screen changes: a server that cannot be reached is reported like everywhere else.
+    // Read before the screen changes, so that an unreachable server is reported as every other command does.
     let first = Snapshot::read(&api, &Scope::Running).await?;
     let refresh = Duration::from_secs(arguments.interval);
     show(Arc::new(api), first, refresh)
@@ -79,7 +79,7 @@ async fn show(api: Arc<Api>, first: Snapshot, refresh: Duration) -> std::io::Res
     let mut keys = read_keys();
     let mut poller = tokio::spawn(data::poll(api.clone(), scope_changes, refresh, messages.clone()));
     let mut follower: Option<Follower> = None;
-    // Ages on the screen grow although nothing arrives.
+    // Redraws the screen, because the ages on it grow even if nothing arrives.
     let mut clock = interval(Duration::from_secs(1));
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -118,7 +118,7 @@ async fn show(api: Arc<Api>, first: Snapshot, refresh: Duration) -> std::io::Res
                 });
             }
         }
-        // Keeps the job's stream open exactly as long as its page is.
+        // The job's stream must be open exactly while its page is.
         debug_assert_eq!(follower.is_some(), app.details.is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! Environment variables that look like keys of the configuration and are not.
+//! Environment variables that look like keys of the configuration but are not.
 
 use super::{ConfigError, keys};
 

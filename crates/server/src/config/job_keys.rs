@@ -235,7 +235,7 @@ pub const JOB_KEYS: &[Key] = &[
         "FAENA_LLM_HEADERS",
         ValueKind::Headers,
         "",
-        "Headers of each request to the server, such as authorization=Bearer%20KEY, separated by commas.",
+        "Headers of each request to the model's server, such as authorization=Bearer%20KEY, separated by commas.",
     ),
     key(
         "llm.max_tokens",
@@ -340,7 +340,7 @@ pub const JOB_KEYS: &[Key] = &[
         "FAENA_LIMITS_LOG_BYTES",
         ValueKind::Number { min: 65_536, max: 64 << 20 },
         "1048576",
-        "Maximum size of these entries, in bytes.",
+        "Maximum size of the log entries that workers and callers may add to a job, in bytes.",
     ),
     key(
         "limits.steps",

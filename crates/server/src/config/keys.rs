@@ -147,7 +147,7 @@ const SERVER_KEYS: &[Key] = &[
         "FAENA_TLS_CLIENT_CA",
         ValueKind::OptionalText,
         "",
-        "PEM file with the authorities of client certificates; every client then needs one. Empty: clients need none.",
+        "PEM file with the authorities of client certificates; every client then needs a certificate. Empty: clients need none.",
     ),
     key(
         "auth.trusted_header",
@@ -161,7 +161,7 @@ const SERVER_KEYS: &[Key] = &[
         "FAENA_AUTH_TRUSTED_GROUPS_HEADER",
         ValueKind::OptionalText,
         "",
-        "Header in which a trusted proxy names the groups of that person, separated by commas, such as X-Forwarded-Groups; \
+        "Header in which a trusted proxy names the groups of the person, separated by commas, such as X-Forwarded-Groups; \
          empty: off.",
     ),
     key(

@@ -33,7 +33,7 @@ pub const EXAMPLE: &str = "
 # Event types to send; * matches any text. []: the sink only serves an [[outbox.source]].
 # Types of Faena begin with job., worker., schedule. or task.; any other is an event of a machine, like \"tarea.*\".
 #types = [\"*\"]
-# The whole event as a CloudEvent, or only its data; not for kind webhook, whose messages have their type in the body.
+# A message contains the whole event (cloudevent) or only its data (data); kind webhook always sends the whole event.
 #body = \"cloudevent\"
 # When the sink rejects an event, later events of the same job or task are sent (skip) or wait (park).
 #on_rejected = \"skip\"

@@ -9,7 +9,8 @@ use super::{Config, ConfigError};
 /// Default burst of a limit, in seconds of its rate.
 const BURST_SECONDS: u32 = 10;
 
-/// Short for a client that waits for as long as `Retry-After` says, long for one that does not.
+/// How long the rejection of a request is delayed. It slows down a client that ignores `Retry-After`, and hardly
+/// affects one that does not.
 const REJECTION_DELAY: Duration = Duration::from_millis(200);
 
 impl Config {
@@ -26,7 +27,7 @@ impl Config {
         }
     }
 
-    /// Returns the budget, at least large enough for one batch. A smaller budget would reject such a batch forever.
+    /// Returns the budget, at least large enough for one batch. A smaller budget would never admit a batch.
     fn in_flight_bytes(&self) -> usize {
         ["server.in_flight_bytes", "server.batch_bytes", "server.body_bytes"]
             .map(|path| self.size(path))

@@ -1,4 +1,4 @@
-//! What the demo has from the beginning: settings, schedules, a machine with tasks, and jobs that stay where they are.
+//! What the demo has from the beginning: settings, schedules, a machine with tasks, and jobs that never run.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn create_schedules(api: &Api) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Jobs that nothing runs: in a paused queue, without a worker, in the future, cancelled.
+/// Creates jobs that do not run: in a paused queue, of a type without a worker, scheduled for later, cancelled.
 async fn create_waiting_jobs(api: &Api) -> anyhow::Result<()> {
     for n in 1..=3 {
         let job = json!({"type": "email.send", "queue": "newsletter", "payload": {"n": n}, "tags": ["newsletter"]});

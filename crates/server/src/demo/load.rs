@@ -58,7 +58,7 @@ fn jobs(api: &Api, n: u64) -> Vec<Value> {
         }));
     }
     if n % 30 == 1 {
-        // One runs, the other waits for it because of its limit.
+        // The limit of the type lets one of them run; the other waits.
         let render =
             |n: u64| json!({"type": "video.render", "queue": "media", "payload": {"n": n}, "timeoutMs": 120_000});
         jobs.extend([render(n), render(n + 1)]);

@@ -9,7 +9,8 @@ use super::{finding, number};
 use crate::config::Config;
 
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// A server may be working on both while they are read, so only what differs each time is reported.
+/// Number of comparisons. A server may change the database and Redis while they are read, so only differences that
+/// every comparison finds are reported.
 const LOOKS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(500);
 /// Entries per round trip.

@@ -84,7 +84,7 @@ impl Admission {
         Admission { limits, started_at: Instant::now(), open: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
-    /// Returns `None` if a limit is reached.
+    /// Admits a connection. Returns `None` if a limit is reached.
     pub fn admit(self: &Arc<Admission>, address: IpAddr) -> Option<Permit> {
         let address = address.to_canonical();
         let mut open = self.lock();

@@ -106,7 +106,7 @@ impl Answers {
         Box::pin(self.handle_read(router, *request, connection, permit)).await
     }
 
-    /// Handles a GET request. `permit` is the slot that it uses of those of its connection.
+    /// Handles a GET request, which occupies one of the read slots of its connection (`permit`).
     async fn handle_read(
         &self,
         router: Router,

@@ -1,4 +1,4 @@
-//! Gives the answers to requests that are not valid HTTP the error body that every other answer has.
+//! Answers requests that are not valid HTTP with the same error body as all other errors.
 //!
 //! hyper answers such a request itself, with a status and no body, before any of our code runs. This stream recognises that
 //! answer and writes another in its place. Our own answers always have a request id, so they are never mistaken for it, and

@@ -1,5 +1,5 @@
-//! The body of one response. It keeps its connection from being idle until it is sent, and notices a peer that stops
-//! reading one stream of an HTTP/2 connection.
+//! The body of one response. Its connection does not count as idle until the body is sent. It also notices a peer that
+//! stops reading one stream of an HTTP/2 connection.
 
 use std::{
     collections::HashMap,
@@ -18,10 +18,10 @@ use hyper::body::{Frame, SizeHint};
 
 use super::{admission::RequestGuard, answers::Unsent};
 
-/// Largest part of a response that is passed to HTTP/2 in one piece. It would buffer all of a larger one, whether or not
-/// the peer reads.
+/// Largest part of a response that is passed to HTTP/2 in one piece. The HTTP/2 library would buffer a larger part
+/// completely, even if the peer does not read.
 const PART_BYTES: usize = 16 << 10;
-/// Largest part of a large response that is passed to HTTP/1 in one piece. The rest is counted until it is passed on.
+/// Largest part of a large response that is passed to HTTP/1 in one piece. The rest counts as unsent until then.
 const HTTP1_PART_BYTES: usize = 64 << 10;
 
 /// Responses of an HTTP/2 connection that the peer has not read yet, each with the time at which it began to wait.
@@ -65,7 +65,7 @@ impl ResponseBody {
         ResponseBody { inner, rest: Bytes::new(), unread: Some(unread), meter: None, unsent, _request: request }
     }
 
-    /// Returns the next part of a frame. It waits for the peer until the next part is requested.
+    /// Returns the next part of a frame. The part counts as unread until the next one is requested.
     fn part(&mut self, mut data: Bytes) -> Frame<Bytes> {
         if let Some((unread, id)) = &self.unread {
             self.rest = data.split_off(data.len().min(PART_BYTES));

@@ -16,18 +16,18 @@ use tokio::{
 use super::{admission::Permit, answers::Answers};
 
 /// Bytes that a peer must read within its write timeout. A socket that was full accepts more than this at a time, so only a
-/// peer that reads byte by byte stays below.
+/// peer that reads byte by byte stays below this limit.
 const MIN_READ_BYTES: usize = 4 << 10;
 
 /// Largest read of an HTTP/1 connection. hyper doubles the buffer of a connection after each read that fills it, so one byte less
 /// keeps that buffer at 16 KiB.
 const READ_BYTES: usize = (16 << 10) - 1;
 
-/// What an HTTP/1 connection reads before others get their turn. A thousand connections with large bodies would otherwise keep a small
-/// request waiting for as long as each of them has data.
+/// Bytes that an HTTP/1 connection reads before other connections get their turn. A thousand connections with large
+/// bodies would otherwise keep a small request waiting for as long as each of them has data.
 const TURN_BYTES: usize = 64 << 10;
 
-/// How long a peer may read nothing while others wait for its memory.
+/// How long a peer may read nothing while the memory for unsent answers is nearly used up.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a peer may read nothing of its response.
@@ -45,12 +45,12 @@ impl WriteTimeout {
 /// A peer that does not read.
 struct Stalled {
     since: Instant,
-    /// Bytes that it has read since then.
+    /// Bytes that the peer has read since then.
     bytes: usize,
     next_check: Pin<Box<Sleep>>,
 }
 
-/// A stream with its permit: a WebSocket outlives the HTTP connection.
+/// The stream of a connection. It owns the permit, because a WebSocket outlives the HTTP connection.
 pub struct ClientStream<S> {
     stream: S,
     meter: Option<ReadMeter>,

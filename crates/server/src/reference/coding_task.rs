@@ -1,7 +1,7 @@
 //! `docs/reference/coding-task.md` and its Spanish translation: every state and event of the built-in coding task.
 //!
-//! The structure comes from the definition. The Spanish sentences and those about payload fields are here, and a test checks
-//! that none is missing.
+//! The structure comes from the definition. The Spanish sentences and those about payload fields are in `words`, and a
+//! test checks that none is missing.
 
 mod words;
 
@@ -364,11 +364,11 @@ mod tests {
         let definition = Definition::parse(BUILT_IN[0].1).expect("the built-in machine is valid");
         for language in [Language::English, Language::Spanish] {
             let page = render(language);
-            let said = |text: Option<&str>| text.is_some_and(|text| !text.is_empty() && page.contains(text));
+            let is_on_page = |text: Option<&str>| text.is_some_and(|text| !text.is_empty() && page.contains(text));
             for state in &definition.states {
                 assert!(page.contains(&format!("\n### {}\n", state.name)), "{}", state.name);
                 let english = state.description.as_deref().unwrap_or_default();
-                assert!(said(about(&state.name, english, language)), "{}", state.name);
+                assert!(is_on_page(about(&state.name, english, language)), "{}", state.name);
                 for (event, _) in &state.on {
                     assert!(page.contains(&format!("| `{event}` |")), "{event}");
                 }
@@ -378,12 +378,12 @@ mod tests {
             for (name, event) in &definition.events {
                 assert!(page.contains(&format!("\n### {name}\n")), "{name}");
                 let english = event.description.as_deref().unwrap_or_default();
-                assert!(said(about(name, english, language)), "{name}");
+                assert!(is_on_page(about(name, english, language)), "{name}");
                 collect_fields(event.schema.as_ref().map_or(&Value::Null, |schema| &schema.source), "", &mut fields);
             }
             for Field { path, .. } in fields {
                 assert!(page.contains(&format!("| `{path}` |")), "{path}");
-                assert!(said(about_field(&path, language)), "{path} in {language:?}");
+                assert!(is_on_page(about_field(&path, language)), "{path} in {language:?}");
             }
             for (name, counter) in &definition.counters {
                 assert!(page.contains(&format!("| `{name}` | {} |", counter.max)), "{name}");

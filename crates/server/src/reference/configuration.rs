@@ -12,7 +12,7 @@ pub fn render() -> String {
         "\nFaena needs no configuration to start.\n\
          A value comes from the first of these that sets it: a flag, the environment, `faena.toml`, the default.\n\
          `faena config` shows each effective value and its source.\n\
-         An invalid value or an unknown key stops the start with exit code 2 and names the line.\n\n\
+         With an invalid value or an unknown key, the server does not start: it names the line and exits with code 2.\n\n\
          ```toml\n\
          # faena.toml\n\
          [server]\n\

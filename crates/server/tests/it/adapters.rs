@@ -134,8 +134,8 @@ impl Workshop {
     /// Runs git in the folder and returns its output.
     pub fn git(&self, arguments: &[&str]) -> String {
         let output = Command::new("git").args(arguments).current_dir(self.folder.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "git {arguments:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "git {arguments:?}: {stderr}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 

@@ -127,7 +127,7 @@ async fn assert_unready(faena: &Faena) {
 }
 
 /// Waits until readiness reports a database that accepts writes.
-async fn until_ready(faena: &Faena) {
+async fn wait_until_ready(faena: &Faena) {
     eventually("the database is healthy", async || {
         let (status, health) = faena.get("/health/ready").await;
         (status == StatusCode::OK && health["checks"]["database"]["status"] == "healthy").then_some(())
@@ -154,7 +154,7 @@ async fn on_a_full_disk_requests_get_503_no_job_is_lost_and_the_server_recovers_
     })
     .await;
     acknowledged.insert(after);
-    until_ready(&faena).await;
+    wait_until_ready(&faena).await;
     assert_all_completed_once(&faena, &acknowledged).await;
 
     // Fill the disk again, and kill the server while it is full.
@@ -189,7 +189,7 @@ async fn when_the_disk_of_postgres_is_full_requests_name_the_reason_and_the_serv
     fs::create_dir(&tables).unwrap();
     chown(&tables, service_user(), None).unwrap();
     let server = tokio::task::block_in_place(|| Server::start_through(disk.enter()));
-    // Only the tables are on the small disk: without its log PostgreSQL would stop.
+    // Only the tables are on the small disk: PostgreSQL would stop if its write-ahead log had no space.
     let client = connect(&server.url).await;
     client
         .batch_execute(&format!("CREATE TABLESPACE small LOCATION '{}/tables'", disk.folder.display()))
@@ -201,7 +201,7 @@ async fn when_the_disk_of_postgres_is_full_requests_name_the_reason_and_the_serv
     disk.fill();
     acknowledged.extend(submit_until_rejected(&faena).await);
     disk.free();
-    until_ready(&faena).await;
+    wait_until_ready(&faena).await;
     acknowledged.insert(faena.submit(json!({"name": "noop"})).await);
     assert_all_completed_once(&faena, &acknowledged).await;
 }

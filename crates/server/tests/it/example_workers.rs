@@ -1,4 +1,4 @@
-//! Runs the workers in examples/ with the commands that the comments at their beginning give.
+//! Runs the workers in examples/ with the commands in the comments at their beginning.
 
 use std::{
     path::{Path, PathBuf},
@@ -115,16 +115,16 @@ async fn assert_survives_restarts(command: &[&str]) {
 /// Returns the command of the Node worker with each transport that this version of Node has.
 fn node_commands() -> Vec<(Vec<&'static str>, &'static str)> {
     let script = "node/worker.mjs";
-    let prints_function = |flags: &[&str]| {
+    let has_websocket = |flags: &[&str]| {
         let output = Command::new("node").args(flags).args(["-p", "typeof WebSocket"]).output();
         output.expect("this test needs node").stdout.starts_with(b"function")
     };
-    if prints_function(&[]) {
+    if has_websocket(&[]) {
         return vec![(vec!["node", script], "websocket")];
     }
     let mut commands = vec![(vec!["node", script], "http")];
-    // Node 20 and 21 have it behind a flag.
-    if prints_function(&["--experimental-websocket"]) {
+    // Node 20 and 21 have WebSocket behind a flag.
+    if has_websocket(&["--experimental-websocket"]) {
         commands.push((vec!["node", "--experimental-websocket", script], "websocket"));
     }
     commands
@@ -190,8 +190,8 @@ fn assert_python_has(module: &str) {
 fn assert_passes(check: &mut Command) {
     let output = check.stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("this test needs {check:?}: {error}"));
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}");
+    let printed = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{printed}");
 }
 
 #[test]

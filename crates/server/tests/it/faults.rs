@@ -32,7 +32,7 @@ use crate::{
 
 const FIRST_SEED: u64 = 1;
 const FAULTS_PER_SEED: u64 = 6;
-/// The promise is 10 s; the rest is for a busy machine.
+/// Work should resume within 10 s; the rest allows for a busy machine.
 const RESUME_LIMIT: Duration = Duration::from_secs(25);
 const SETTINGS: [(&str, &str); 8] = [
     ("FAENA_ORPHAN_DELAY", "50ms"),

@@ -13,8 +13,8 @@ use crate::{
 
 const JOBS: usize = 20_000;
 const KEYS: usize = 40;
-const PER_KEY: usize = 3;
-const IN_QUEUE: usize = 100;
+const KEY_LIMIT: usize = 3;
+const QUEUE_LIMIT: usize = 100;
 const JOB_MS: i64 = 60;
 
 const RULES: &str = "
@@ -63,7 +63,7 @@ fn ms(text: &Value) -> Option<i64> {
     text.as_str().and_then(Timestamp::parse).map(Timestamp::as_ms)
 }
 
-/// Returns all runs that started. Lists show enough of jobs that ran once; the others are fetched one by one.
+/// Returns all runs that started. A list shows enough about jobs that ran once; the others are fetched one by one.
 async fn records(faena: &Faena) -> Vec<RunRecord> {
     let mut records = Vec::new();
     let mut cursor = String::new();
@@ -134,7 +134,7 @@ fn limit_utilisation(records: &[RunRecord], kills: &[i64]) -> f64 {
         samples += 1;
         used += records.iter().filter(|run| run.start <= at && at < run.end).count();
     }
-    used as f64 / (samples.max(1) * IN_QUEUE) as f64
+    used as f64 / (samples.max(1) * QUEUE_LIMIT) as f64
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,11 +163,14 @@ async fn three_servers_on_postgres_that_are_killed_at_random_never_exceed_a_limi
     nodes[0].wait_until_all_jobs_end().await;
     let records = records(&nodes[0]).await;
     assert!(records.len() >= JOBS, "only {} runs are recorded", records.len());
-    assert!(highest_concurrency(records.iter()) <= IN_QUEUE as i64, "the queue's limit of {IN_QUEUE} was exceeded");
+    assert!(
+        highest_concurrency(records.iter()) <= QUEUE_LIMIT as i64,
+        "the queue's limit of {QUEUE_LIMIT} was exceeded"
+    );
     for key in 0..KEYS {
         let key = format!("tenant-{key}");
         let most = highest_concurrency(records.iter().filter(|run| run.key == key));
-        assert!(most <= PER_KEY as i64, "{most} concurrent runs of {key}");
+        assert!(most <= KEY_LIMIT as i64, "{most} concurrent runs of {key}");
     }
     let used = limit_utilisation(&records, &kills);
     println!("{} runs, {:.0} % of the limit in use", records.len(), used * 100.0);

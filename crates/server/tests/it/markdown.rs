@@ -66,7 +66,7 @@ fn check(root: &Path, file: &Path, link: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the lines outside code blocks with their numbers, code spans blanked out.
+/// Returns the lines outside code blocks with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut fence = None::<String>;
     text.lines().enumerate().filter_map(move |(index, line)| {

@@ -37,8 +37,8 @@ async fn promtool_finds_no_fault_in_the_metrics_with_services() {
         .expect("this test needs promtool (Debian: apt-get install prometheus)");
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.is_empty(), "{said}\n{text}");
+    let printed = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && printed.is_empty(), "{printed}\n{text}");
 }
 
 /// A Prometheus server that scrapes one address every second. Dropping it kills the process.
@@ -124,7 +124,7 @@ async fn prometheus_scrapes_the_metrics_with_services() {
     .await;
 }
 
-/// Returns the sum of a number over the history of the last days.
+/// Returns the sum of the field `name` over all days of the history.
 async fn in_history(faena: &Faena, name: &str) -> u64 {
     let (_, history) = faena.get("/api/v1/metrics/history?period=day").await;
     history["history"].as_array().unwrap().iter().map(|day| day[name].as_u64().unwrap()).sum()

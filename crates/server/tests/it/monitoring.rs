@@ -31,8 +31,8 @@ fn name(rule: &Value) -> &str {
 fn promtool(arguments: &[&str], files: &[PathBuf]) {
     let output = Command::new("promtool").args(arguments).args(files).output();
     let output = output.expect("this test needs promtool (Debian: apt-get install prometheus)");
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{arguments:?}: {said}");
+    let printed = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {printed}");
 }
 
 #[test]

@@ -118,8 +118,8 @@ async fn when_one_of_two_nodes_on_postgres_is_killed_the_other_completes_all_job
     assert_no_overlap(&fs::read_to_string(&journal).unwrap(), 400);
 }
 
-/// Checks that a job starts again only after its earlier run, and with a greater run number. A program is killed together with
-/// its server, so such a run has a start and no end.
+/// Checks that a job starts again only after its earlier run, and with a greater run number. A program that was killed
+/// together with its server has a start and no end.
 fn assert_no_overlap(journal: &str, jobs: usize) {
     let mut open: HashMap<&str, i64> = HashMap::new();
     let mut ended: HashSet<&str> = HashSet::new();
@@ -225,16 +225,16 @@ async fn a_suspended_postgres_node_loses_its_jobs_changes_nothing_on_waking_and_
 }
 
 /// A node that was suspended for longer than its lease has claimed jobs that wait for a slot. The other node has started them
-/// meanwhile, so it must not start them when it wakes up.
+/// meanwhile, so the suspended node must not start them when it wakes up.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspended_postgres_node_starts_no_job_on_waking_that_it_no_longer_owns() {
     let (first_folder, second_folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let database = Database::create().await;
     let [first, second] = two_nodes(&database, [first_folder.path(), second_folder.path()]).await;
     let starts = first_folder.path().join("starts");
-    // Each run writes its number when it starts. Run numbers of a job only grow, so a smaller one after a larger one is a run
-    // that started after it had ended. A run takes 0.2 s, so the eight slots of a node start at most 140 jobs while the other
-    // node is frozen, and jobs are left after the third time even on a fast machine.
+    // Each run writes its number when it starts. Run numbers of a job only grow, so a smaller number after a larger one
+    // means that a run started although a later run had replaced it. A run takes 0.2 s, so the eight slots of a node start
+    // at most 140 jobs while the other node is frozen, and jobs are left after the third time even on a fast machine.
     let script = format!("echo $FAENA_JOB_ID $FAENA_RUN >> {}; sleep 0.2", starts.display());
     let job = json!({"name": "shell.run", "payload": {"argv": ["sh", "-c", script]}, "maxRetries": 10});
     let (status, answer) = first.post("/api/v1/jobs/batch", json!({"jobs": vec![job; 600]})).await;

@@ -25,8 +25,8 @@ async fn generated_requests_get_documented_answers() {
     let created = faena.http.post(format!("{}/api/v1/api-keys", faena.url)).body(new_key).send().await.unwrap();
     let created: serde_json::Value = created.json().await.unwrap();
     let (key, id) = (created["key"].as_str().unwrap(), created["id"].as_str().unwrap());
-    let (passed, said) = generate_requests(folder.path(), &faena.url, key, id);
-    assert!(passed, "{said}\n{}", faena.log());
+    let (passed, printed) = generate_requests(folder.path(), &faena.url, key, id);
+    assert!(passed, "{printed}\n{}", faena.log());
     let panicked = faena.log().lines().filter(|line| line.contains("ERROR") || line.contains("panicked")).count();
     assert_eq!(panicked, 0, "{}", faena.log());
 }
@@ -47,6 +47,6 @@ fn generate_requests(folder: &Path, url: &str, key: &str, key_id: &str) -> (bool
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    (output.status.success(), said)
+    let printed = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    (output.status.success(), printed)
 }

@@ -48,7 +48,7 @@ const CASES: &[Case] = &[
     case("an empty host", &[""], false),
     case("no host", &[], false),
     case("two hosts", &["localhost:PORT", "evil.example"], false),
-    case("twice the same host", &["localhost:PORT", "localhost:PORT"], false),
+    case("the same host twice", &["localhost:PORT", "localhost:PORT"], false),
     target("own target", "OWN", &["OWN"], true),
     target("own target without Host", "OWN", &[], true),
     target("another target", "evil.example", &["OWN"], false),
@@ -83,9 +83,9 @@ fn fill(text: &str, own: SocketAddr) -> String {
 }
 
 /// Sends a request over HTTP/1 and returns the status of its answer.
-fn http1(case: &Case, own: SocketAddr, path: &str, further: &str) -> StatusCode {
+fn http1(case: &Case, own: SocketAddr, path: &str, more_headers: &str) -> StatusCode {
     let prefix = case.target.map(|target| format!("http://{}", fill(target, own))).unwrap_or_default();
-    let mut request = format!("GET {prefix}{path} HTTP/1.1\r\n{further}");
+    let mut request = format!("GET {prefix}{path} HTTP/1.1\r\n{more_headers}");
     for host in case.hosts {
         request.push_str(&format!("Host: {}\r\n", fill(host, own)));
     }

@@ -73,7 +73,7 @@ impl Proxy {
         self.disconnect_all();
     }
 
-    /// Forwards data again. Connections that have lost bytes stay open and carry nothing.
+    /// Forwards data again. Connections that have lost bytes stay open but transfer nothing.
     pub fn forward(&self) {
         *self.shared.mode.write().unwrap() = Mode::Forward;
     }

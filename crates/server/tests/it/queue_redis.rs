@@ -72,13 +72,13 @@ async fn assert_no_job_is_lost(folder: &Path, environment: &[(&str, &str)]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_job_completes_once_although_redis_and_the_server_are_killed_and_flushed_on_sqlite() {
+async fn every_job_completes_once_although_redis_is_flushed_and_both_are_killed_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
     assert_no_job_is_lost(folder.path(), &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_job_completes_once_although_redis_and_the_server_are_killed_and_flushed_on_postgres() {
+async fn every_job_completes_once_although_redis_is_flushed_and_both_are_killed_on_postgres() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     assert_no_job_is_lost(folder.path(), &[("DATABASE_URL", database.url.as_str())]).await;
@@ -137,7 +137,7 @@ async fn evicted_entries_are_restored() {
     let (_, batch) = faena.post("/api/v1/jobs/batch", json!({ "jobs": jobs })).await;
     eventually("the entries", async || (redis(&url, "ZCARD scheduler:queue:priority") == ":200\r\n").then_some(()))
         .await;
-    // What an eviction does: whole keys disappear.
+    // Simulates an eviction, which removes whole keys.
     redis(&url, "EVAL \"for _, k in ipairs(redis.call('KEYS', 'scheduler:queue:*')) do redis.call('DEL', k) end\" 0");
     eventually("the restored entries", async || {
         (redis(&url, "ZCARD scheduler:queue:priority") == ":200\r\n").then_some(())
@@ -189,7 +189,7 @@ async fn an_outage_of_redis_is_shown_everywhere() {
     assert_eq!(status.as_u16(), 200);
 }
 
-/// Stops a server that has jobs waiting, and returns what `faena doctor` finds after each change of Redis.
+/// Stops a server that has waiting jobs, and checks what `faena doctor` reports after each change of Redis.
 async fn assert_doctor_reports_drift(folder: &Path, more: &[(&str, &str)]) {
     let broker = Broker::redis("").await;
     let url = broker.url();

@@ -48,7 +48,7 @@ states:
     final: true
 ";
 
-/// Returns the output of a command in a terminal with this number of columns, and the terminal.
+/// Runs a command in a terminal with this number of columns. Returns the terminal after the command has ended.
 async fn in_terminal(shell: &Shell, arguments: &str, columns: u16) -> Terminal {
     let mut command = command(shell.folder.path());
     command.env("FAENA_URL", &shell.faena.url).args(arguments.split(' '));

@@ -96,7 +96,7 @@ impl Participant {
         }
     }
 
-    /// Creates a task. If the answer is lost, looks whether the task exists before it creates another.
+    /// Creates a task. If the answer is lost, checks whether the task exists before it creates another.
     async fn create(&self, correlation: &str, data: &Value) -> String {
         let body = json!({"machine": "delivery", "correlationId": correlation, "data": data});
         loop {
@@ -122,8 +122,8 @@ impl Participant {
         answer
     }
 
-    /// Sends an event, every other time twice concurrently: both answers must be the same.
-    async fn send_often(&self, task: &str, kind: &str, number: u64, random: &mut Random) {
+    /// Sends an event once or, at random, twice concurrently. Both answers must be the same.
+    async fn send_once_or_twice(&self, task: &str, kind: &str, number: u64, random: &mut Random) {
         if random.below(2) == 0 {
             self.send(task, kind, number).await;
             return;
@@ -133,23 +133,23 @@ impl Participant {
         assert!(first["duplicate"] == true || second["duplicate"] == true, "{first} {second}");
     }
 
-    /// Takes one task through its events. Some come before the task waits for them.
+    /// Creates a task and sends all its events. Some arrive before the task waits for them.
     async fn drive(self, number: u64, mut random: Random) {
         let data = json!({"number": number, "ms": random.below(60), "notes": 0});
         let task = self.create(&format!("delivery-{number}"), &data).await;
         let early = random.below(NOTES + 1);
         for note in 0..early {
-            self.send_often(&task, "note", note, &mut random).await;
+            self.send_once_or_twice(&task, "note", note, &mut random).await;
         }
-        self.send_often(&task, "begin", 0, &mut random).await;
+        self.send_once_or_twice(&task, "begin", 0, &mut random).await;
         for note in early..NOTES {
             tokio::time::sleep(Duration::from_millis(random.below(400))).await;
-            self.send_often(&task, "note", note, &mut random).await;
+            self.send_once_or_twice(&task, "note", note, &mut random).await;
         }
-        self.send_often(&task, "finish", 0, &mut random).await;
+        self.send_once_or_twice(&task, "finish", 0, &mut random).await;
     }
 
-    /// Decides on every open approval until no task runs, by the route of approvals or by an event.
+    /// Approves every open request, through the approval route or with an event, until all tasks have ended.
     async fn approve_until_all_tasks_end(self) {
         let (mut progress, mut progress_at) = ((0, 0), Instant::now());
         loop {
@@ -207,7 +207,7 @@ async fn assert_tasks_survive_kills(folder: &Path, environment: &[(&str, &str)],
         tokio::time::sleep(Duration::from_millis(random.below(40))).await;
         faena.kill();
         if random.below(4) == 0 {
-            // Killed before it listens: while it opens, joins or recovers.
+            // This server is killed before it listens: while it opens the database, joins the cluster or recovers jobs.
             let mut starting = Faena::spawn(folder, environment);
             tokio::time::sleep(Duration::from_millis(random.below(150))).await;
             starting.kill();

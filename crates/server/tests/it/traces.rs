@@ -188,10 +188,10 @@ async fn the_caller_decides_and_else_the_ratio_whether_a_trace_is_recorded() {
         faena.wait_for_state(id, "COMPLETED").await;
     }
     eventually("both webhooks arrive", async || (hooks.lock().unwrap().len() == 2).then_some(())).await;
-    // The decision not to record travels on.
+    // The decision not to record is passed on to the receivers.
     assert!(hooks.lock().unwrap().iter().all(|trace| trace.ends_with("-00")), "{hooks:?}");
     assert!(hooks.lock().unwrap().iter().any(|trace| trace.contains(TRACE)), "{hooks:?}");
-    // Spans are exported in order: if there were any of those jobs, they would arrive before this one.
+    // Spans are exported in order, so spans of the jobs above would arrive before those of this job.
     submit_traced(&faena, &format!("00-{TRACE}-{CALLER}-01"), json!({"name": "sleep", "payload": {"ms": 1}})).await;
     collector.span("run sleep").await;
     assert_eq!(collector.named("run noop").len(), 0);

@@ -26,7 +26,7 @@ states:
   REJECTED: {final: true, ends: failure}
 ";
 
-/// Answers every request with 400. Returns its address.
+/// Starts a receiver that answers every request with 400. Returns its URL.
 async fn start_rejecting_receiver() -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -35,7 +35,7 @@ async fn start_rejecting_receiver() -> String {
     url
 }
 
-/// Creates jobs, a schedule, a task and a webhook that carry the marker, and returns their pages.
+/// Creates jobs, a schedule, a task and a webhook that contain the marker, and returns their pages.
 async fn seed(faena: &Faena) -> Vec<String> {
     let register = json!({"workerId": "w", "capabilities": ["mail.send"], "concurrency": 10});
     faena.post("/api/v1/workers/register", register).await;
@@ -98,7 +98,7 @@ async fn browser_of(faena: &Faena, key: &str) -> Browser {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_page_of_the_dashboard_shows_a_payload_to_a_key_without_them() {
+async fn no_page_of_the_dashboard_shows_a_payload_to_a_key_without_payloads() {
     let shell = Shell::start(&[("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8")]).await;
     let pages = seed(&shell.faena).await;
     let admin = shell.json(&["keys", "create", "ops", "--scopes", "admin", "--json"])["key"].clone();
@@ -132,8 +132,8 @@ async fn an_open_page_and_the_command_line_show_no_payload() {
     let pages = seed(&shell.faena).await;
     let admin = shell.json(&["keys", "create", "ops", "--scopes", "admin", "--json"])["key"].clone();
     let create = ["keys", "create", "support", "--scopes", "read", "--without-payloads", "--json"];
-    let key = |key: &str, arguments: &[&str]| run_with(&shell, key, arguments);
-    let (_, viewer, error) = key(admin.as_str().unwrap(), &create);
+    let run_as = |key: &str, arguments: &[&str]| run_with(&shell, key, arguments);
+    let (_, viewer, error) = run_as(admin.as_str().unwrap(), &create);
     let viewer: Value = serde_json::from_str(&viewer).unwrap_or_else(|_| panic!("{error}"));
     assert_eq!(viewer["withoutPayloads"], true);
     let viewer = viewer["key"].as_str().unwrap();
@@ -142,8 +142,8 @@ async fn an_open_page_and_the_command_line_show_no_payload() {
     for arguments in
         [vec!["jobs", "show", id], vec!["jobs", "show", id, "--json"], vec!["jobs", "list"], vec!["dlq", "list"]]
     {
-        let (_, shown, _) = key(admin.as_str().unwrap(), &arguments);
-        let (code, hidden, error) = key(viewer, &arguments);
+        let (_, shown, _) = run_as(admin.as_str().unwrap(), &arguments);
+        let (code, hidden, error) = run_as(viewer, &arguments);
         assert_eq!(code, 0, "{arguments:?}: {error}");
         assert!(!hidden.contains(MARKER), "{arguments:?}: {hidden}");
         let says_so = hidden.contains("hidden from this API key") || hidden.contains("\"hidden\"");
@@ -151,7 +151,7 @@ async fn an_open_page_and_the_command_line_show_no_payload() {
         assert!(shown.contains(MARKER) || arguments[1] == "list", "{arguments:?}: {shown}");
     }
     let (code, _, error) =
-        key(admin.as_str().unwrap(), &["keys", "create", "x", "--scopes", "write", "--without-payloads"]);
+        run_as(admin.as_str().unwrap(), &["keys", "create", "x", "--scopes", "write", "--without-payloads"]);
     assert!(code != 0 && error.contains("--without-payloads: only a key with the scope read alone"), "{error}");
     let url = format!("{}/live?path={page}", shell.faena.url);
     let mut stream = shell.faena.http.get(url).bearer_auth(viewer).send().await.unwrap();

@@ -110,7 +110,7 @@ pub fn failure(error: &'static str) -> Failure {
 pub enum Interruption {
     /// The connection is closed.
     Closed,
-    /// The connection stays open and carries nothing.
+    /// The connection stays open but transfers nothing.
     Silent,
 }
 

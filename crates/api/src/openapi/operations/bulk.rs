@@ -60,6 +60,6 @@ pub fn show() -> Operation {
 
 pub fn cancel() -> Operation {
     on_action("cancelBulkAction", "Stop a bulk action")
-        .ok::<BulkView>("The action, which stops.")
+        .ok::<BulkView>("The stopped action.")
         .conflict("It has already finished.")
 }

@@ -75,8 +75,8 @@ pub fn with_filters(operation: Operation) -> Operation {
             search_text(),
             "A part of the payload as it was submitted, in its first 4000 characters; case-insensitive.",
         )
-        .query("createdAfter", time(), "Jobs created later than this.")
-        .query("createdBefore", time(), "Jobs created earlier than this.")
+        .query("createdAfter", time(), "Jobs created at this time or later.")
+        .query("createdBefore", time(), "Jobs created before this time.")
         .query("q", search_text(), "A part of a name, type or queue, or an exact id, correlation id or key.")
         .query("sort", with_default(schema::one_of(SORTS), "created"), "What the list is sorted by.")
         .query("order", with_default(schema::one_of(["asc", "desc"]), "desc"), "Direction of the sort.")

@@ -26,8 +26,8 @@ pub fn dead() -> Operation {
         .query("sink", filter_text(), "Exactly this sink.")
         .query("type", filter_text(), "A type, or a pattern with `*`.")
         .query("aggregateId", uuid(), "Events about this job, worker or schedule.")
-        .query("movedAfter", time(), "Rejected later than this.")
-        .query("movedBefore", time(), "Rejected earlier than this.")
+        .query("movedAfter", time(), "Events rejected at this time or later.")
+        .query("movedBefore", time(), "Events rejected before this time.")
         .query("resolved", boolean(), "Only resolved or only unresolved ones.")
         .list::<DeadList>("A page of rejected events.")
 }

@@ -25,7 +25,7 @@ pub fn health() -> Operation {
 fn readiness(id: &'static str) -> Operation {
     operation(id, "Check that the server can process jobs")
         .about("`/health` and `/health/ready` are the same.")
-        .ok::<Ready>("It can. `degraded` means that something needs attention.")
+        .ok::<Ready>("The server can process jobs. `degraded` means that something needs attention.")
         .json::<Ready>(503, "The database does not respond, or a loop is late or has stopped.")
 }
 

@@ -56,7 +56,7 @@ pub fn migrate() -> Operation {
     Operation::new(Tag::Machines, "migrateTasks", "Move the tasks of one version to another")
         .about(
             "A state that is not in `map` keeps its name. Each task enters its new state: its epoch grows, so that old timers, approvals and \
-             jobs are stale. With `dryRun` nothing changes. Tasks that cannot move keep their version; the same request again tries them again.",
+             jobs are stale. With `dryRun` nothing changes. Tasks that cannot move keep their version; repeat the request to try them again.",
         )
         .path("name", text(100), "Name of the machine.")
         .body("MigrationRequest", requests::migration, json!({"from": 1, "to": 2, "map": {"NEW": "OPEN"}, "dryRun": true}))
@@ -143,7 +143,7 @@ pub fn events() -> Operation {
 
 pub fn fork() -> Operation {
     on_task("forkTask", "Start a new task from a point in the history of a task")
-        .about("The new task enters the state that the task was in after the record, with its data and counters. It has the same correlation id.")
+        .about("The new task starts in the state, and with the data and counters, that the original task had after the record `at`. It has the same correlation id.")
         .optional_body("TaskFork", requests::task_fork, json!({"at": 3, "data": {"amount": 7}}))
         .created::<TaskView>("The new task.")
         .link("getTask", "id", "/id")
@@ -167,10 +167,10 @@ pub fn reject() -> Operation {
 
 fn decision(id: &'static str, summary: &'static str) -> Operation {
     on_task(id, summary)
-        .about("With `hash`, a decision on a subject that has changed since is refused.")
+        .about("With `hash`, a decision is refused if the subject has changed since the caller read that hash.")
         .optional_body("TaskDecision", requests::task_decision, json!({"comment": "go ahead"}))
         .ok::<TaskAnswer>("What the decision did.")
-        .conflict("No approval is open, it is about another subject, or the caller may not decide.")
+        .conflict("No approval is open, the open one is about another subject, or the caller may not decide.")
 }
 
 pub fn cancel() -> Operation {

@@ -1,4 +1,4 @@
-//! Sentences of the pages about the coding task that its definition does not have.
+//! Texts of the pages about the coding task that are not in its definition.
 
 #[derive(Clone, Copy, Debug)]
 pub enum Language {

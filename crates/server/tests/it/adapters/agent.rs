@@ -9,14 +9,14 @@ pub fn write_script(path: &Path, code: &str) -> String {
     path.display().to_string()
 }
 
-/// Writes a plan that repeats its request, and a line to `../../../plans`.
+/// Prints a plan that repeats the request, and adds a line to `plans` in the home folder.
 pub const PLAN: &str = r#"
 echo "planned" >>"$HOME/plans"
 echo "1. Do this:"
 cat
 "#;
 
-/// Writes the greeting; with feedback it writes the right one. A line per run goes to `codes`.
+/// Writes a wrong greeting, or the right one if there is feedback. Each run adds a line to `codes` in the home folder.
 pub const CODE: &str = r#"
 cat >"$HOME/last-request"
 test "$FAENA_PHASE" = code

@@ -1,4 +1,5 @@
-//! The loop over a broker: a sink carries the requests of the server, an inbox the results of the adapters.
+//! The loop over a broker: a sink publishes the requests of the server, and an inbox receives the results of the
+//! adapters.
 
 mod rabbitmq {
     use lapin::{Connection, ConnectionProperties, options::QueueDeclareOptions, types::FieldTable};

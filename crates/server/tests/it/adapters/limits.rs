@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{Adapter, Workshop, text};
 
 /// Runs `test` in the sandbox, for a task whose plan and change are made up. Returns whether the test passed, and its log.
-async fn tested(test: &str, options: &[&str]) -> (bool, String) {
+async fn run_test(test: &str, options: &[&str]) -> (bool, String) {
     let mut workshop = Workshop::start().await;
     workshop.script("test.sh", test);
     let heartbeat = ["--heartbeat", "1s"];
@@ -32,23 +32,23 @@ async fn tested(test: &str, options: &[&str]) -> (bool, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tests_that_take_too_long_are_killed_and_have_failed() {
-    let (passed, log) = tested("echo begin\nsleep 600\n", &["--time-limit", "2s"]).await;
+async fn tests_that_take_too_long_are_killed_and_fail() {
+    let (passed, log) = run_test("echo begin\nsleep 600\n", &["--time-limit", "2s"]).await;
     assert!(!passed && log.starts_with("begin\n") && log.contains("killed: it took longer than 2s"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tests_that_write_too_much_are_killed_and_the_log_keeps_both_ends() {
-    let (passed, log) = tested("echo begin\nyes output\n", &["--max-output", "1MiB", "--max-log", "4KiB"]).await;
+    let (passed, log) = run_test("echo begin\nyes output\n", &["--max-output", "1MiB", "--max-log", "4KiB"]).await;
     assert!(!passed && log.starts_with("begin\n") && log.contains("bytes left out"), "{log}");
     assert!(log.ends_with("[killed: it wrote more than 1048576 bytes]") && log.len() < 5_000, "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tests_that_take_too_much_memory_have_failed() {
+async fn tests_that_use_too_much_memory_fail() {
     // One process that doubles a text until the limit stops it.
     let (passed, log) =
-        tested("x=x\nwhile :; do x=\"$x$x\"; done\n", &["--max-memory", "64MiB", "--time-limit", "60s"]).await;
+        run_test("x=x\nwhile :; do x=\"$x$x\"; done\n", &["--max-memory", "64MiB", "--time-limit", "60s"]).await;
     assert!(!passed, "{log}");
     assert!(!log.contains("took longer"), "{log}");
 }
@@ -56,7 +56,7 @@ async fn tests_that_take_too_much_memory_have_failed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tests_with_too_many_processes_are_killed() {
     let test = "for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sleep 600 & done\nwait\n";
-    let (passed, log) = tested(test, &["--max-processes", "10", "--time-limit", "60s"]).await;
+    let (passed, log) = run_test(test, &["--max-processes", "10", "--time-limit", "60s"]).await;
     assert!(!passed && log.contains("processes, more than the 10 allowed"), "{log}");
 }
 
@@ -87,7 +87,7 @@ async fn tests_see_no_secret_and_no_network() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_adapter_with_a_wrong_set_up_says_what_to_do() {
+async fn an_adapter_with_a_wrong_configuration_says_what_to_do() {
     let workshop = Workshop::start().await;
     let allowed = workshop.path("git").display().to_string();
     let good =
@@ -117,9 +117,9 @@ async fn an_adapter_with_a_wrong_set_up_says_what_to_do() {
         (&["gateway", "--listen", "0.0.0.0:0"], "set FAENA_GATEWAY_TOKEN"),
     ] {
         let output = crate::faena::run(workshop.folder.path(), &[], &[&["adapter"][..], arguments].concat());
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains(part), "{arguments:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
     }
     let mut first = Adapter::start(workshop.folder.path(), &workshop.faena.url, "smith", &good);
     first.wait_for_log("connected").await;

@@ -1,4 +1,4 @@
-//! The loop itself: plan, approval, code, tests, corrections.
+//! The loop of a coding task: plan, approval, code, tests, corrections.
 
 use serde_json::json;
 
@@ -20,7 +20,7 @@ async fn smith_and_sandbox_need_only_a_key_of_the_scope_worker() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_goes_from_the_plan_through_a_rejection_and_a_failed_test_to_the_end() {
     let mut workshop = Workshop::start().await;
-    // The sandbox has its own home folder, so the script cannot count its runs there.
+    // The tests of the sandbox have an empty home folder, so only the scripts of the smith count their runs.
     workshop.start_smith("plan.sh", "code.sh", &[]);
     workshop.start_sandbox("test.sh", &[]);
     let id = workshop.create("coding-task", true).await;

@@ -11,7 +11,8 @@ pub async fn install(chrome: &Chrome) {
     chrome.command("Page.addScriptToEvaluateOnNewDocument", json!({"source": source})).await;
 }
 
-/// Fails if axe finds something serious or critical. `rules` limits the checks; none: all.
+/// Fails if axe finds something serious or critical. `rules` names the rules to check; if it is empty, axe checks all
+/// rules.
 pub async fn assert_accessible(chrome: &Chrome, page: &str, rules: &[&str]) {
     let options = match rules {
         [] => json!({"resultTypes": ["violations"]}),

@@ -193,7 +193,8 @@ impl Chrome {
         format!("/element/{}", found[ELEMENT].as_str().unwrap())
     }
 
-    /// Uses an element. A page that is kept up to date may replace it after it was found; then the new one is used.
+    /// Performs an action on an element. A page that updates itself may replace the element after it was found; then
+    /// the new one is used.
     async fn on_element(&self, selector: &str, method: Method, action: &str) -> Value {
         eventually(selector, async || {
             let url = format!("{}{}/{action}", self.session, self.element(selector).await);

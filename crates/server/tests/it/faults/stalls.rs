@@ -12,8 +12,8 @@ use crate::{
     postgres::Database,
 };
 
-/// Four times the configured limit, for a busy machine. With a separate limit for each wait, it would be 35 s.
 const TIMEOUT: (&str, &str) = ("FAENA_DATABASE_TIMEOUT", "2s");
+/// Four times `TIMEOUT`, for a busy machine. If each wait had a timeout of its own, a request could take 35 s.
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// Submits jobs concurrently, and checks that each is rejected in time.

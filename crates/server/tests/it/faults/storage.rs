@@ -17,7 +17,7 @@ use crate::{faena::Faena, load::assert_all_completed_once};
 /// Exit code of a server whose disk failed.
 const STORAGE_FAILED: i32 = 74;
 
-/// Lets these system calls of a running server fail with EIO, until the value is dropped.
+/// Makes these system calls of a running server fail with EIO, until the value is dropped.
 struct Injection(Child);
 
 impl Injection {
@@ -28,12 +28,12 @@ impl Injection {
             .stderr(Stdio::piped())
             .spawn()
             .expect("missing: strace; run this test with ./test, which installs it");
-        let mut said = String::new();
+        let mut printed = String::new();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        while !said.contains("attached") {
+        while !printed.contains("attached") {
             match lines.next() {
-                Some(line) => said.push_str(&line.unwrap()),
-                None => panic!("strace cannot trace another process here; this test needs that: {said}"),
+                Some(line) => printed.push_str(&line.unwrap()),
+                None => panic!("strace cannot trace another process here; this test needs that: {printed}"),
             }
         }
         // The rest is never read.
@@ -67,7 +67,7 @@ async fn submit_until_failure(faena: &Faena) -> (BTreeSet<String>, Option<(Statu
     panic!("10 000 jobs were accepted although the disk fails");
 }
 
-/// Lets system calls fail while jobs are submitted, and checks the end of the server and the next start.
+/// Makes system calls fail while jobs are submitted. Checks how the server ends, and its next start.
 async fn assert_ends_and_starts_again(calls: &str, when: &str) -> Option<(StatusCode, Value)> {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;

@@ -102,7 +102,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// Answers every request with 400, so that each event sent to it is rejected. Returns its port.
+/// Starts a receiver that rejects every event with 400. Returns its port.
 async fn start_rejecting_receiver() -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -111,7 +111,7 @@ async fn start_rejecting_receiver() -> u16 {
     port
 }
 
-/// A configuration in which one sink, source and inbox works and another does not.
+/// Returns a configuration with sinks and sources of which some work and some do not, and an inbox that does not work.
 async fn configuration(application: &Database) -> String {
     let receiver = start_rejecting_receiver().await;
     let stopped = "127.0.0.1:1";
@@ -223,7 +223,7 @@ async fn every_alert_fires_in_an_outage_and_every_panel_has_data_with_services()
     wait_until_none_is_left("alerts that do not fire", late, is_firing).await;
 }
 
-/// Waits until `is_done` has been true for each of them.
+/// Waits until `is_done` has been true for each entry of `left`.
 async fn wait_until_none_is_left(what: &str, mut left: Vec<String>, is_done: impl AsyncFn(&str) -> bool) {
     let started_at = Instant::now();
     while !left.is_empty() {

@@ -40,7 +40,7 @@ impl HttpWorker {
     }
 }
 
-/// Claims jobs in a loop. A claim counts as a heartbeat, and its answer carries the cancels.
+/// Claims jobs in a loop. A claim counts as a heartbeat, and its answer contains the jobs to cancel.
 async fn claim_jobs(
     (http, url, token): (Client, String, String),
     wait_ms: u128,

@@ -22,7 +22,7 @@ pub struct Connection {
     pub sender: mpsc::UnboundedSender<Value>,
     pub received: mpsc::UnboundedReceiver<Value>,
     pub task: AbortHandle,
-    /// Once cancelled, the connection stays open but carries nothing in either direction.
+    /// Once cancelled, the connection stays open but transfers nothing in either direction.
     pub mute: CancellationToken,
 }
 
@@ -60,7 +60,7 @@ impl<T: Transport> StreamWorker<T> {
         let interval_ms = answer["heartbeatIntervalMs"].as_u64().unwrap();
         let heartbeats = send_heartbeats(connection.sender.clone(), is_silent.clone(), heartbeat_period(interval_ms));
         let heartbeats = tokio::spawn(heartbeats).abort_handle();
-        let frames = StreamWorker {
+        let worker = StreamWorker {
             url: url.into(),
             register,
             connection,
@@ -70,7 +70,7 @@ impl<T: Transport> StreamWorker<T> {
             heartbeats,
             transport: std::marker::PhantomData,
         };
-        (frames, answer["resumed"] == true)
+        (worker, answer["resumed"] == true)
     }
 
     /// Receives a frame and returns it unless it is a job, a cancel or a heartbeat. Stores jobs and cancels for later.
@@ -166,8 +166,8 @@ impl<T: Transport> TestWorker for StreamWorker<T> {
     }
 
     async fn reconnect(&mut self) -> Option<bool> {
-        let (frames, resumed) = StreamWorker::open(&self.url, self.register.clone()).await;
-        *self = frames;
+        let (worker, resumed) = StreamWorker::open(&self.url, self.register.clone()).await;
+        *self = worker;
         Some(resumed)
     }
 
