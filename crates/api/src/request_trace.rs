@@ -98,6 +98,7 @@ impl RequestTrace {
             .text("http.route", &request.route)
             .number("http.response.status_code", i64::from(status.as_u16()))
             .text("faena.request.id", request_id);
+        let span = if request.is_grpc { span.text("rpc.system", "grpc") } else { span };
         let grpc_status =
             response.headers().get(GRPC_STATUS).and_then(|value| value.to_str().ok()?.parse::<i64>().ok());
         tracer.record(match grpc_status {
@@ -106,7 +107,6 @@ impl RequestTrace {
                 span.number("rpc.grpc.status_code", code).failed(&code.to_string(), "")
             }
             Some(code) => span.number("rpc.grpc.status_code", code),
-            None if request.is_grpc => span.text("rpc.system", "grpc"),
             None => span,
         });
     }

@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use crate::{Api, CommandError, output::one_line};
+use crate::{Api, CommandError, output::one_line, whole_list};
 
 /// Candidates that an error lists.
 const CANDIDATES: usize = 8;
@@ -51,13 +51,13 @@ pub async fn resolve(api: &Api, kind: &Kind, text: &str) -> Result<String, Comma
     choose(kind, text, answer[kind.list].as_array().map(Vec::as_slice).unwrap_or_default())
 }
 
-/// Like [`resolve`], for a list whose cursor is not an id. It finds only entries of the first page.
+/// Like [`resolve`], for a short list whose cursor is not an id: reads all of its pages.
 pub async fn resolve_in_whole_list(api: &Api, kind: &Kind, text: &str) -> Result<String, CommandError> {
     if is_whole(text) {
         return Ok(text.to_owned());
     }
     check_beginning(kind, text)?;
-    let answer: Value = api.get(kind.path).send().await?;
+    let answer = whole_list::read_pages(api, kind.path, kind.list).await?;
     choose(kind, text, answer[kind.list].as_array().map(Vec::as_slice).unwrap_or_default())
 }
 

@@ -7,7 +7,7 @@ use faena_domain::ApiKey;
 use faena_wire::{ApiKeyList, ShownApiKey};
 use serde_json::json;
 
-use crate::{Api, CommandError, Connection, api::segment, complete, ids, output::relative, table::table};
+use crate::{Api, CommandError, Connection, api::segment, complete, ids, output::relative, table::table, whole_list};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -98,7 +98,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         }
         Command::List(connection) => {
             let api = Api::new(&connection)?;
-            api.show(api.get("/api/v1/api-keys"), keys_table).await
+            whole_list::show(&api, whole_list::read_pages(&api, "/api/v1/api-keys", "apiKeys").await?, keys_table)
         }
         Command::Rotate(rotate) => {
             let api = Api::new(&rotate.connection)?;

@@ -26,6 +26,7 @@ mod top;
 mod trace;
 mod watch;
 mod webhooks;
+mod whole_list;
 mod worker;
 mod workers;
 

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use faena_wire::LimitList;
 use serde_json::{Map, Value, json};
 
-use crate::{Api, CommandError, Connection, complete, queues::LimitOptions, table::table};
+use crate::{Api, CommandError, Connection, complete, queues::LimitOptions, table::table, whole_list};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -87,7 +87,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => {
             let api = Api::new(&list.connection)?;
-            api.show(api.get("/api/v1/limits").query("limit", 1_000), list_text).await
+            whole_list::show(&api, whole_list::read_pages(&api, "/api/v1/limits", "limits").await?, list_text)
         }
         Command::Set(set) => {
             let api = Api::new(&set.connection)?.with_options(&[("name", "scope")]);

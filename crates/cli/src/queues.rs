@@ -13,6 +13,7 @@ use crate::{
     complete,
     output::{Details, exact_and_relative, relative},
     table::table,
+    whole_list,
 };
 
 #[derive(Subcommand)]
@@ -115,7 +116,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
     match command {
         Command::List(list) => {
             let api = Api::new(&list.connection)?;
-            api.show(api.get("/api/v1/queues").query("limit", 1_000), list_text).await
+            whole_list::show(&api, whole_list::read_pages(&api, "/api/v1/queues", "queues").await?, list_text)
         }
         Command::Show(queue) => {
             let api = Api::new(&queue.connection)?.with_options(&[("name", "NAME")]);

@@ -14,7 +14,7 @@ use crate::{
     complete, ids,
     output::{Details, relative, shorten},
     table::table,
-    task_bulk, task_watch,
+    task_bulk, task_watch, whole_list,
 };
 
 #[derive(Subcommand)]
@@ -264,7 +264,11 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
         }
         Command::History(task) => {
             let (api, id) = open(&task.connection, &task.id).await?;
-            api.show(api.get(&path(&id, "/history?limit=1000")), history_table).await
+            whole_list::show(
+                &api,
+                whole_list::read_after(&api, &path(&id, "/history"), "history").await?,
+                history_table,
+            )
         }
         Command::Watch(task) => {
             let (api, id) = open(&task.connection, &task.id).await?;
@@ -275,7 +279,7 @@ pub async fn run(command: Command) -> Result<ExitCode, CommandError> {
             if arguments.follow {
                 return crate::events::run(crate::events::Arguments::of_task(id, arguments.connection)).await;
             }
-            api.show(api.get(&path(&id, "/events?limit=1000")), events_table).await
+            whole_list::show(&api, whole_list::read_after(&api, &path(&id, "/events"), "events").await?, events_table)
         }
         Command::Fork(fork) => fork_task(fork).await,
         Command::Bulk(command) => task_bulk::run(command).await,

@@ -8,11 +8,13 @@ use std::{
 };
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, CertifiedKey, IsCa, KeyPair};
-use reqwest::{Certificate, Client, Identity, Version};
+use reqwest::{Certificate, Client, Identity, StatusCode, Version};
+use serde_json::json;
 
 use crate::{
     faena::{Faena, TIMEOUT, command, eventually, run},
     shell::{Shell, output_parts},
+    tables::common_beginning,
 };
 
 fn token(key: &str) -> [(&'static str, String); 1] {
@@ -50,6 +52,31 @@ async fn the_first_key_is_created_from_this_machine_and_from_then_on_a_key_is_ne
     assert!(code == 0 && answer.contains("is revoked"), "{answer}{stderr}");
     let log = shell.faena.log();
     assert!(!log.contains(key) && !log.contains("fna_"), "no secret in the log: {log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_key_is_listed_and_found_by_the_beginning_of_its_id() {
+    const KEYS: usize = 251; // more than a page
+    let shell = Shell::start(&[]).await;
+    let (status, oldest) = shell.faena.post("/api/v1/api-keys", json!({"name": "oldest", "scopes": ["admin"]})).await;
+    assert_eq!(status, StatusCode::CREATED, "{oldest}");
+    let key = oldest["key"].as_str().unwrap();
+    let client = Client::new();
+    for n in 1..KEYS {
+        let request = client.post(format!("{}/api/v1/api-keys", shell.faena.url)).bearer_auth(key);
+        let answer = request.json(&json!({"name": format!("key {n}"), "scopes": ["read"]})).send().await.unwrap();
+        assert_eq!(answer.status(), StatusCode::CREATED);
+    }
+    let (_, listed, _) = with_key(&shell, key, &["keys", "list", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["apiKeys"].as_array().unwrap().len(), KEYS);
+    let id = oldest["id"].as_str().unwrap();
+    let others = listed["apiKeys"].as_array().unwrap().iter().map(|key| key["id"].as_str().unwrap());
+    let common = others.filter(|other| *other != id).map(|other| common_beginning(id, other)).max().unwrap();
+    let (code, _, stderr) = with_key(&shell, key, &["keys", "revoke", &id[..common]]);
+    assert!(code == 1 && stderr.contains("pass more characters"), "{stderr}");
+    let (code, revoked, stderr) = with_key(&shell, key, &["keys", "revoke", &id[..=common]]);
+    assert!(code == 0 && revoked.contains("\"oldest\""), "{revoked}{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -152,10 +152,26 @@ async fn an_id_can_be_shortened_to_a_unique_beginning() {
     }
 }
 
+/// Returns how many bytes at the beginning of two texts are equal.
+pub fn common_beginning(a: &str, b: &str) -> usize {
+    a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count()
+}
+
+/// The history of a task is listed whole: it is longer than the page that one request returns.
+async fn check_long_history(shell: &Shell, task: &str) {
+    for _ in 0..250 {
+        shell.faena.post(&format!("/api/v1/tasks/{task}/events"), json!({"type": "pay"})).await;
+    }
+    let (_, last) = shell.faena.get(&format!("/api/v1/tasks/{task}/history?after=250")).await;
+    assert!(!last["history"].as_array().unwrap().is_empty(), "{last}");
+    let listed = shell.json(&["tasks", "history", task, "--json"]);
+    assert_eq!(listed["history"].as_array().unwrap().last(), last["history"].as_array().unwrap().last());
+}
+
 async fn check_shortened_ids(shell: &Shell) {
     let submit = async |kind: &str| shell.faena.submit(json!({"type": kind})).await;
     let (first, second) = (submit("a.type").await, submit("b.type").await);
-    let common = first.bytes().zip(second.bytes()).take_while(|(a, b)| a == b).count();
+    let common = common_beginning(&first, &second);
     let unique = &first[..=common];
     assert!(shell.stdout(&["jobs", "show", unique]).contains(&first));
     assert_eq!(shell.json(&["jobs", "why", &unique.to_uppercase(), "--json"])["jobId"], json!(first));
@@ -179,6 +195,7 @@ async fn check_shortened_ids(shell: &Shell) {
     let task = shell.json(&["tasks", "create", "order", "{}", "--json"])["id"].as_str().unwrap().to_owned();
     assert!(shell.stdout(&["tasks", "show", &task[..14]]).contains(&task));
     assert!(shell.stdout(&["tasks", "send", &task[..14], "pay"]).contains("applied"));
+    check_long_history(shell, &task).await;
     let schedule = ["schedules", "create", "--name", "nightly", "--cron", "0 2 * * *", "--job", "noop", "--json"];
     let schedule = shell.json(&schedule)["id"].as_str().unwrap().to_owned();
     assert!(shell.stdout(&["schedules", "show", &schedule[..20]]).contains("nightly"));
