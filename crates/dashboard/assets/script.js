@@ -176,14 +176,14 @@
     if (event.target.matches("[data-select-all]")) for (const box of main.querySelectorAll("tbody input[name=id]")) box.checked = event.target.checked;
     countSelected();
   });
-  // The editor of schedules explains the expression while it is typed.
+  // The editor of schedules explains when a schedule runs while that is typed.
   let explaining = 0;
   document.addEventListener("input", (event) => {
-    if (!event.target.matches("#cron, #timezone")) return;
-    const cron = document.getElementById("cron");
+    if (!event.target.matches("[data-timing]")) return;
+    const form = event.target.form;
     const number = ++explaining;
-    const query = new URLSearchParams({ cron: cron.value, timezone: document.getElementById("timezone").value });
-    fetch(`${cron.dataset.explain}?${query}`).then((answer) => answer.text()).then((html) => {
+    const query = new URLSearchParams([...form.querySelectorAll("[data-timing]")].map((field) => [field.name, field.value]));
+    fetch(`${form.dataset.explain}?${query}`).then((answer) => answer.text()).then((html) => {
       if (number === explaining) document.getElementById("explained").innerHTML = html;
     });
   });

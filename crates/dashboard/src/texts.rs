@@ -318,6 +318,28 @@ texts! {
     schedule_was_disabled: "The schedule was disabled.", "La planificación se ha desactivado.";
     schedule_was_deleted: "The schedule was deleted.", "La planificación se ha eliminado.";
     schedule_was_created: "The schedule was created.", "La planificación se ha creado.";
+    edit_schedule: "Edit schedule", "Editar planificación";
+    timing: "When it runs", "Cuándo se ejecuta";
+    policies: "Policies", "Políticas";
+    description: "Description", "Descripción";
+    interval: "Or an interval, like 15m or 6h", "O un intervalo, como 15m o 6h";
+    start_at: "First due time", "Primera hora prevista";
+    end_at: "Last due time", "Última hora prevista";
+    dst_gap: "When the clocks skip its time", "Si el cambio de hora se salta su hora";
+    dst_overlap: "When its time occurs twice", "Si su hora ocurre dos veces";
+    except: "Except (a day, a range or a cron expression per line)", "Excepto (un día, un intervalo o una expresión cron por línea)";
+    jitter: "Random delay per job, up to", "Retraso aleatorio por trabajo, hasta";
+    max_runs: "Maximum number of runs", "Número máximo de ejecuciones";
+    misfire_grace: "A due time is missed after", "Una hora prevista se pierde tras";
+    catch_up_limit: "Maximum number of runs to catch up", "Máximo de ejecuciones que recuperar";
+    job_type_if_different: "Type, if different from the name", "Tipo, si es distinto del nombre";
+    max_retries: "Maximum number of retries", "Número máximo de reintentos";
+    retry_delay: "Delay before the first retry", "Espera antes del primer reintento";
+    payload_json: "Payload (JSON)", "Datos (JSON)";
+    webhook_url: "Webhook URL", "URL del webhook";
+    automatic: "automatic", "automático";
+    must_be_a_duration: "must be a duration like 90s, 15m or 6h", "debe ser una duración como 90s, 15m o 6h";
+    not_json: "is not valid JSON", "no es JSON válido";
 
     // Dead letters
     by_type_and_error: "By type and error", "Por tipo y error";
@@ -476,50 +498,6 @@ impl Texts {
         match self.language {
             Language::English => format!("“{name}”"),
             Language::Spanish => format!("«{name}»"),
-        }
-    }
-
-    /// Returns the word for a state of a job.
-    pub fn job_state<'a>(&self, state: &'a str) -> &'a str {
-        match (self.language, state) {
-            (Language::English, "PENDING") => "Pending",
-            (Language::English, "QUEUED") => "Queued",
-            (Language::English, "SCHEDULED") => "Starting",
-            (Language::English, "ASSIGNED") => "Assigned",
-            (Language::English, "PROCESSING") => "Running",
-            (Language::English, "RETRYING") => "Retrying",
-            (Language::English, "COMPLETED") => "Completed",
-            (Language::English, "FAILED") => "Failed",
-            (Language::English, "CANCELLED") => "Cancelled",
-            (Language::Spanish, "PENDING") => "Pendiente",
-            (Language::Spanish, "QUEUED") => "En cola",
-            (Language::Spanish, "SCHEDULED") => "Arrancando",
-            (Language::Spanish, "ASSIGNED") => "Asignado",
-            (Language::Spanish, "PROCESSING") => "En ejecución",
-            (Language::Spanish, "RETRYING") => "En reintento",
-            (Language::Spanish, "COMPLETED") => "Completado",
-            (Language::Spanish, "FAILED") => "Fallido",
-            (Language::Spanish, "CANCELLED") => "Cancelado",
-            (_, other) => other,
-        }
-    }
-
-    /// Returns the word for a status of a task.
-    pub fn task_status<'a>(&self, status: &'a str) -> &'a str {
-        match (self.language, status) {
-            (Language::English, "queued") => "Queued",
-            (Language::English, "running") => "Running",
-            (Language::English, "paused") => "Paused",
-            (Language::English, "completed") => "Completed",
-            (Language::English, "failed") => "Failed",
-            (Language::English, "cancelled") => "Cancelled",
-            (Language::Spanish, "queued") => "En cola",
-            (Language::Spanish, "running") => "En ejecución",
-            (Language::Spanish, "paused") => "En pausa",
-            (Language::Spanish, "completed") => "Completada",
-            (Language::Spanish, "failed") => "Fallida",
-            (Language::Spanish, "cancelled") => "Cancelada",
-            (_, other) => other,
         }
     }
 }

@@ -15,6 +15,7 @@ mod limits;
 mod machines;
 mod overview;
 mod queues;
+mod schedule_form;
 mod schedules;
 mod search;
 mod task;
@@ -57,9 +58,10 @@ pub fn routes() -> Router<Dashboard> {
         .route("/limits", get(limits::list).post(limits::change))
         .route("/limits/reset", post(limits::reset))
         .route("/schedules", get(schedules::list))
-        .route("/schedules/new", get(schedules::show_form).post(schedules::create))
-        .route("/schedules/explain", get(schedules::explain))
+        .route("/schedules/new", get(schedule_form::show_new).post(schedule_form::create))
+        .route("/schedules/explain", get(schedule_form::explain))
         .route("/schedules/{id}", get(schedules::show))
+        .route("/schedules/{id}/edit", get(schedule_form::show_edit).post(schedule_form::save_edit))
         .route("/schedules/{id}/{action}", post(schedules::act))
         .route("/dead-letters", get(dead_letters::list))
         .route("/tasks", get(tasks::list))

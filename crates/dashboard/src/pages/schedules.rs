@@ -1,26 +1,24 @@
-//! Schedules: when they run next, what happened at each due time, and an editor that explains the expression.
+//! Schedules: when they run next, what happened at each due time, and the actions on them.
 
 use askama::Template;
 use axum::{
     extract::{Path, RawQuery},
-    response::{Html, IntoResponse, Response},
+    response::Response,
 };
 use faena_domain::Timestamp;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::{ListPage, empty_list_hint, pager};
 use crate::{
     action::show_result,
     content::{Hidden, content},
     error::Failure,
-    form::Form,
     format::Formats,
     layout::Page,
     markup::{Markup, StateStyle, badge},
     query::{Pairs, segment},
     reasons::english,
-    session::{self, Notice},
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
@@ -147,17 +145,17 @@ fn row(viewer: &Viewer, schedule: &Schedule) -> Row {
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
-struct Preview {
-    next_runs: Vec<NextRun>,
-    explanation: Option<String>,
+pub struct Preview {
+    pub next_runs: Vec<NextRun>,
+    pub explanation: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct NextRun {
+pub struct NextRun {
     at: Timestamp,
-    local: String,
+    pub local: String,
     #[serde(default)]
-    note: Option<String>,
+    pub note: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -238,7 +236,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
 }
 
 /// Writes a time with its offset for people: `2026-11-18 02:30 +01:00`.
-fn local_time(text: &str) -> String {
+pub fn local_time(text: &str) -> String {
     match (text.get(..10), text.get(11..16), text.get(16..19), text.get(text.len().saturating_sub(6)..)) {
         (Some(day), Some(time), Some(seconds), Some(offset)) => {
             let seconds = if seconds == ":00" { "" } else { seconds };
@@ -292,116 +290,4 @@ pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> 
         _ => return Err(Failure::not_found(t.no_such_action)),
     };
     show_result(&viewer, &page, result, done)
-}
-
-/// The fields of the editor.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-pub struct Fields {
-    name: String,
-    cron: String,
-    timezone: String,
-    job: String,
-    queue: String,
-    payload: String,
-}
-
-#[derive(Template)]
-#[template(path = "schedule_form.html")]
-struct ScheduleForm<'a> {
-    t: &'static Texts,
-    base: &'a str,
-    fields: &'a Fields,
-    error: Option<String>,
-    explained: String,
-}
-
-async fn form(viewer: &Viewer, fields: &Fields, error: Option<String>) -> Result<Page, Failure> {
-    let explained = explanation(viewer, &fields.cron, &fields.timezone).await;
-    let t = viewer.texts();
-    let page = ScheduleForm { t, base: viewer.base(), fields, error, explained: explained.to_string() };
-    Page::exact(t.new_schedule, "/schedules", &page)
-}
-
-pub async fn show_form(viewer: Viewer) -> Result<Page, Failure> {
-    let fields = Fields {
-        cron: "0 2 * * *".into(),
-        timezone: "UTC".into(),
-        queue: "default".into(),
-        payload: "{}".into(),
-        ..Fields::default()
-    };
-    form(&viewer, &fields, None).await
-}
-
-#[derive(Template)]
-#[template(path = "explanation.html")]
-struct Explained {
-    t: &'static Texts,
-    explanation: Markup,
-    runs: Vec<(String, String)>,
-    error: Option<String>,
-}
-
-/// Describes when an expression is due, and lists its next due times.
-async fn explanation(viewer: &Viewer, cron: &str, timezone: &str) -> Markup {
-    let body = json!({"name": "preview", "jobName": "noop", "cronExpression": cron, "timezone": timezone});
-    let t = viewer.texts();
-    let answer = viewer.post_json("/api/v1/schedules/validate", &body).await;
-    let parsed = answer.and_then(|value| serde_json::from_value::<Preview>(value).map_err(Failure::internal));
-    Markup::of(&match parsed {
-        Ok(preview) => Explained {
-            t,
-            explanation: english(viewer, &preview.explanation.unwrap_or_default(), &[]),
-            runs: preview
-                .next_runs
-                .into_iter()
-                .take(5)
-                .map(|run| (local_time(&run.local), run.note.unwrap_or_default()))
-                .collect(),
-            error: None,
-        },
-        Err(failure) => Explained { t, explanation: Markup::default(), runs: Vec::new(), error: Some(failure.message) },
-    })
-}
-
-/// Explains an expression while a person types it.
-pub async fn explain(viewer: Viewer, RawQuery(query): RawQuery) -> Html<String> {
-    let query = Pairs::parse(query.as_deref());
-    let (cron, timezone) = (query.get("cron").unwrap_or_default(), query.get("timezone").unwrap_or("UTC"));
-    Html(explanation(&viewer, cron, timezone).await.to_string())
-}
-
-pub async fn create(viewer: Viewer, Form(fields): Form<Fields>) -> Result<Response, Failure> {
-    let t = viewer.texts();
-    let payload = serde_json::from_str::<Value>(if fields.payload.trim().is_empty() { "{}" } else { &fields.payload });
-    let result = match payload {
-        Err(error) => Err(Failure::bad_request(format!("{}: {error}", t.payload))),
-        Ok(payload) => {
-            let mut body = Map::new();
-            for (name, value) in [
-                ("name", &fields.name),
-                ("cronExpression", &fields.cron),
-                ("timezone", &fields.timezone),
-                ("jobName", &fields.job),
-                ("queue", &fields.queue),
-            ] {
-                body.insert(name.into(), json!(value));
-            }
-            body.insert("jobPayload".into(), payload);
-            viewer.post_json("/api/v1/schedules", &Value::Object(body)).await
-        }
-    };
-    match result {
-        Ok(created) => {
-            let id = created["id"].as_str().unwrap_or_default();
-            let notice = Notice { is_error: false, text: t.schedule_was_created.to_owned() };
-            Ok(session::redirect(&viewer, &format!("/schedules/{id}"), Some(notice)))
-        }
-        Err(failure) if failure.needs_login() => Err(failure),
-        Err(failure) => {
-            let page = form(&viewer, &fields, Some(failure.message)).await?;
-            Ok(page.with_status(failure.status).into_response())
-        }
-    }
 }

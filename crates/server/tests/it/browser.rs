@@ -2,6 +2,7 @@
 
 mod axe;
 mod chrome;
+mod schedules;
 mod seed;
 
 use reqwest::StatusCode;

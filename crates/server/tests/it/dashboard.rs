@@ -1,5 +1,7 @@
 //! The pages of the dashboard, with the real binary: what they show, who may see them, and that hostile data is harmless.
 
+mod schedules;
+
 use std::time::Duration;
 
 use futures_util::StreamExt;

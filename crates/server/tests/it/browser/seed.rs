@@ -58,6 +58,7 @@ async fn seed(faena: &Faena) -> Seed {
         format!("/jobs/{child}/edit"),
         format!("/jobs/{cancelled}"),
         format!("/schedules/{schedule}"),
+        format!("/schedules/{schedule}/edit"),
         format!("/tasks/{task}"),
         format!("/workers/{worker}"),
         format!("/webhooks/{webhook}"),
