@@ -5,6 +5,7 @@ mod audit;
 mod dead_letters;
 mod drawing;
 mod events;
+mod history;
 mod job;
 mod job_form;
 mod job_graph;
@@ -14,6 +15,7 @@ mod keys;
 mod limits;
 mod machines;
 mod overview;
+mod queue;
 mod queues;
 mod schedule_form;
 mod schedules;
@@ -52,9 +54,8 @@ pub fn routes() -> Router<Dashboard> {
         .route("/jobs/{id}", get(job::show))
         .route("/jobs/{id}/edit", get(job_form::show_edit).post(job_form::save_edit))
         .route("/jobs/{id}/{action}", post(job::act))
-        .route("/queues", get(queues::list))
-        .route("/queues/{name}", post(queues::change))
-        .route("/queues/{name}/{action}", post(queues::act))
+        .route("/queues", get(queues::list).post(queues::act))
+        .route("/queues/{name}", get(queue::show))
         .route("/limits", get(limits::list).post(limits::change))
         .route("/limits/reset", post(limits::reset))
         .route("/schedules", get(schedules::list))

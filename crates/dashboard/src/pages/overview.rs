@@ -11,25 +11,17 @@ use serde::Deserialize;
 use attention::{Attention, attention};
 
 use super::{
+    history::{Chart, History, Percentiles, Period, finished_per_minute, percentiles, time},
     queues::{Queue, QueueList, queue_table},
     schedules::{Schedule, ScheduleList},
 };
 use crate::{
-    charts::{self, Point},
-    error::Failure,
-    format::Formats,
-    layout::Page,
-    markup::Markup,
-    table::escaped,
-    texts::Texts,
-    viewer::Viewer,
+    charts, error::Failure, format::Formats, layout::Page, markup::Markup, table::escaped, texts::Texts, viewer::Viewer,
 };
 
 /// Queues that the overview lists.
 const QUEUES: usize = 8;
 const SCHEDULES: usize = 6;
-/// Minutes that the throughput is the average of. The texts say so too.
-const AVERAGED_MINUTES: usize = 5;
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
@@ -59,31 +51,6 @@ struct UnservedType {
 #[serde(default)]
 struct Workers {
     total: u64,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct History {
-    history: Vec<Period>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Period {
-    date: Timestamp,
-    total_completed: u64,
-    total_failed: u64,
-    failed_runs: u64,
-    wait_time: Percentiles,
-    processing_time: Percentiles,
-}
-
-#[derive(Deserialize, Clone, Copy, Default)]
-#[serde(default)]
-struct Percentiles {
-    p50: Option<f64>,
-    p95: Option<f64>,
-    p99: Option<f64>,
 }
 
 #[derive(Deserialize, Default)]
@@ -223,12 +190,12 @@ impl Data {
 }
 
 /// A figure with its label.
-struct Figure {
-    label: &'static str,
+pub struct Figure {
+    pub label: &'static str,
     /// The page that shows what it counts.
-    path: Option<&'static str>,
-    value: String,
-    detail: Markup,
+    pub path: Option<String>,
+    pub value: String,
+    pub detail: Markup,
 }
 
 struct NextRun {
@@ -257,9 +224,9 @@ struct OverviewPage<'a> {
 
 #[derive(Template)]
 #[template(ext = "html", source = "{{ word }} {{ age }}")]
-struct Oldest {
-    word: &'static str,
-    age: Markup,
+pub struct Oldest {
+    pub word: &'static str,
+    pub age: Markup,
 }
 
 #[derive(Template)]
@@ -309,7 +276,7 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     vec![
         Figure {
             label: t.ready,
-            path: Some("/jobs?status=QUEUED&sort=created&order=asc"),
+            path: Some("/jobs?status=QUEUED&sort=created&order=asc".into()),
             value: formats.count(data.jobs(&["QUEUED"])),
             detail: Markup::of(&ReadyDetail {
                 oldest,
@@ -318,7 +285,7 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
         },
         Figure {
             label: t.running,
-            path: Some("/jobs?status=PROCESSING"),
+            path: Some("/jobs?status=PROCESSING".into()),
             value: formats.count(data.jobs(&["SCHEDULED", "ASSIGNED", "PROCESSING"])),
             detail: escaped(&format!("{} {}", t.of, t.slots_count(formats.count(slots), slots))),
         },
@@ -335,7 +302,7 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
         },
         Figure {
             label: t.failed_recently,
-            path: Some("/dead-letters"),
+            path: Some("/dead-letters".into()),
             value: format!("{} %", formats.decimal(share)),
             detail: escaped(&format!(
                 "{} {} {}, {}",
@@ -354,45 +321,6 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     ]
 }
 
-/// A chart, and the same as text for screen readers.
-struct Chart {
-    drawing: Markup,
-    text: String,
-    /// Whether nothing has finished, also in the current period.
-    is_empty: bool,
-    /// Whether nothing had finished when the current period began.
-    is_flat: bool,
-}
-
-impl Chart {
-    /// Draws the periods that have ended. The current one would look like a drop.
-    fn of(t: &Texts, formats: Formats, periods: &[Period], length: charts::Period) -> Chart {
-        let ended = periods.iter().filter(|period| has_ended(period, length, formats.now));
-        let points: Vec<Point> = ended
-            .map(|period| Point { at: period.date, completed: period.total_completed, failed: period.total_failed })
-            .collect();
-        let sum = |pick: fn(&Period) -> u64| periods.iter().map(pick).sum::<u64>();
-        let (completed, failed) = (sum(|period| period.total_completed), sum(|period| period.total_failed));
-        Chart {
-            drawing: charts::finished(formats, &points, length),
-            text: format!("{}: {}, {}: {}", t.completed, formats.count(completed), t.failed, formats.count(failed)),
-            is_empty: completed + failed == 0,
-            is_flat: points.iter().all(|point| point.completed + point.failed == 0),
-        }
-    }
-}
-
-fn has_ended(period: &Period, length: charts::Period, now: Timestamp) -> bool {
-    period.date.plus_ms(length.ms()) <= now
-}
-
-/// Returns how many jobs finish per minute: the average of the last minutes that have ended.
-fn finished_per_minute(minutes: &[Period], now: Timestamp) -> f64 {
-    let ended = minutes.iter().rev().filter(|minute| has_ended(minute, charts::Period::Minute, now));
-    let finished = ended.take(AVERAGED_MINUTES).map(|minute| minute.total_completed + minute.total_failed);
-    finished.sum::<u64>() as f64 / AVERAGED_MINUTES as f64
-}
-
 fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
     let mut due: Vec<(Timestamp, &Schedule)> =
         schedules.iter().filter_map(|schedule| Some((schedule.next_run_at?, schedule))).collect();
@@ -405,15 +333,6 @@ fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
         rule: schedule.rule(viewer.texts(), formats),
     };
     due.into_iter().take(SCHEDULES).map(entry).collect()
-}
-
-/// Returns the percentiles of the current hour, or of the one before while there are none.
-fn percentiles(hours: &[Period], pick: fn(&Period) -> Percentiles) -> Percentiles {
-    hours.iter().rev().take(2).map(pick).find(|times| times.p95.is_some()).unwrap_or_default()
-}
-
-fn time(formats: Formats, ms: Option<f64>) -> String {
-    ms.map_or("–".to_owned(), |ms| formats.duration(ms as i64))
 }
 
 fn times(t: &'static Texts, formats: Formats, hours: &[Period]) -> Vec<(&'static str, [String; 3])> {
@@ -492,7 +411,7 @@ mod tests {
             (Data { schedules: late, ..Data::default() }, "/faena/schedules/s1", "nightly"),
             (Data { ready, ..Data::default() }, "/faena/about", "guardian"),
             (Data { overview, ..Data::default() }, "/faena/jobs?status=QUEUED&type=fax&queue=paper", "fax"),
-            (Data { queues: vec![parsed(queue)], ..Data::default() }, "/faena/queues", "mail"),
+            (Data { queues: vec![parsed(queue)], ..Data::default() }, "/faena/queues/mail", "mail"),
         ]
     }
 

@@ -9,7 +9,7 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ListPage, empty_list_hint, pager};
+use super::{ListPage, empty_list_hint, pager, queues::queue_link};
 use crate::{
     action::show_result,
     content::{Hidden, content},
@@ -222,7 +222,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             (t.rule, escaped(&schedule.rule(t, formats))),
             (t.time_zone, escaped(&schedule.timezone)),
             (t.job, escaped(&schedule.job_name)),
-            (t.queue, escaped(&schedule.queue)),
+            (t.queue, queue_link(&viewer, &schedule.queue)),
             (t.next_run, time(schedule.next_run_at)),
             (t.last_run, time(schedule.last_run_at)),
             (t.runs, escaped(&formats.count(schedule.run_count))),

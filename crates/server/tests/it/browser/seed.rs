@@ -59,6 +59,8 @@ async fn seed(faena: &Faena) -> Seed {
         format!("/jobs/{cancelled}"),
         format!("/schedules/{schedule}"),
         format!("/schedules/{schedule}/edit"),
+        "/queues/billing".to_owned(),
+        "/queues/sync".to_owned(),
         format!("/tasks/{task}"),
         format!("/workers/{worker}"),
         format!("/webhooks/{webhook}"),
