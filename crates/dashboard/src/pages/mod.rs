@@ -2,6 +2,7 @@
 
 mod about;
 mod audit;
+mod bulk;
 mod dead_letters;
 mod drawing;
 mod events;
@@ -49,7 +50,7 @@ pub fn routes() -> Router<Dashboard> {
         .route("/", get(overview::show))
         .route("/jobs", get(jobs::list))
         .route("/jobs/new", get(job_form::show).post(job_form::submit))
-        .route("/jobs/bulk/{action}", get(jobs::confirm_bulk).post(jobs::run_bulk))
+        .route("/jobs/bulk/{action}", get(bulk::confirm_jobs).post(bulk::run_jobs))
         .route("/jobs/selected/{action}", post(jobs::act_on_selected))
         .route("/jobs/{id}", get(job::show))
         .route("/jobs/{id}/edit", get(job_form::show_edit).post(job_form::save_edit))
@@ -65,6 +66,7 @@ pub fn routes() -> Router<Dashboard> {
         .route("/schedules/{id}/edit", get(schedule_form::show_edit).post(schedule_form::save_edit))
         .route("/schedules/{id}/{action}", post(schedules::act))
         .route("/dead-letters", get(dead_letters::list))
+        .route("/dead-letters/bulk/{action}", get(bulk::confirm_dead_letters).post(bulk::run_dead_letters))
         .route("/tasks", get(tasks::list))
         .route("/approvals", get(tasks::approvals))
         .route("/tasks/{id}", get(task::show))

@@ -2,6 +2,7 @@
 
 mod axe;
 mod chrome;
+mod dead_letters;
 mod queues;
 mod schedules;
 mod seed;

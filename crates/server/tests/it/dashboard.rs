@@ -1,5 +1,6 @@
 //! The pages of the dashboard, with the real binary: what they show, who may see them, and that hostile data is harmless.
 
+mod dead_letters;
 mod queues;
 mod schedules;
 
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// Every page that needs no id.
-pub const PAGES: [&str; 19] = [
+pub const PAGES: [&str; 20] = [
     "/",
     "/jobs",
     "/jobs/new",
@@ -25,6 +26,7 @@ pub const PAGES: [&str; 19] = [
     "/schedules",
     "/schedules/new",
     "/dead-letters",
+    "/dead-letters/bulk/delete?type=invoice.send&error=503",
     "/tasks",
     "/approvals",
     "/machines",
