@@ -230,9 +230,14 @@ pub struct Oldest {
 }
 
 #[derive(Template)]
-#[template(ext = "html", source = "{{ oldest }}{% if let Some(scheduled) = scheduled %}, {{ scheduled }}{% endif %}")]
+#[template(
+    ext = "html",
+    source = "{{ oldest }}{% if let Some(paused) = paused %}, {{ paused }}{% endif %}{% if let Some(scheduled) = scheduled %}, {{ scheduled }}{% endif %}"
+)]
 struct ReadyDetail {
     oldest: Markup,
+    /// Jobs that no worker can take, because their queues are paused.
+    paused: Option<String>,
     scheduled: Option<String>,
 }
 
@@ -260,6 +265,7 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
 
 fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     let scheduled = data.jobs(&["PENDING", "RETRYING"]);
+    let paused = data.queues.iter().filter(|queue| queue.paused.is_some()).map(|queue| queue.depth.total).sum::<u64>();
     let oldest = data.queues.iter().filter_map(|queue| queue.oldest).min();
     let oldest = match oldest {
         Some(at) => Markup::of(&Oldest { word: t.oldest, age: formats.age(at) }),
@@ -280,6 +286,7 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
             value: formats.count(data.jobs(&["QUEUED"])),
             detail: Markup::of(&ReadyDetail {
                 oldest,
+                paused: (paused > 0).then(|| t.in_paused_queues(&formats.count(paused))),
                 scheduled: (scheduled > 0).then(|| t.scheduled_count(formats.count(scheduled), scheduled)),
             }),
         },
@@ -440,6 +447,26 @@ mod tests {
         assert_eq!(found.len(), 4);
         assert_eq!(found[3].what, "No worker runs 97 more types");
         assert_eq!(found[3].detail.to_string(), "194 jobs waiting");
+    }
+
+    #[test]
+    fn ready_jobs_of_paused_queues_are_named() {
+        let queue = |ready: u64, paused: Value| -> Queue {
+            let depth = json!({"CRITICAL": 0, "HIGH": 0, "NORMAL": ready, "LOW": 0, "total": ready});
+            parsed(json!({
+                "name": "mail", "depth": depth, "pending": 0, "retrying": 0, "running": 0, "strict": false,
+                "fairness": "none", "paused": paused,
+            }))
+        };
+        let detail = |language: Language, queues: Vec<Queue>| {
+            let data = Data { queues, ..Data::default() };
+            let formats = Formats { language, now: NOW, is_live: false };
+            figures(language.texts(), formats, &data)[0].detail.to_string()
+        };
+        let queues = || vec![queue(3, json!({"at": NOW})), queue(4, Value::Null), queue(1200, json!({"at": NOW}))];
+        assert_eq!(detail(Language::English, queues()), "nothing queued, 1,203 of these in paused queues");
+        assert_eq!(detail(Language::Spanish, queues()), "nada en cola, 1203 de ellos en colas en pausa");
+        assert_eq!(detail(Language::English, vec![queue(4, Value::Null)]), "nothing queued");
     }
 
     fn times_of(hours: &[Period]) -> Vec<(&'static str, [String; 3])> {

@@ -222,6 +222,8 @@ async fn what_needs_a_person_is_on_the_first_page() {
     // A paused queue would keep it.
     faena.wait_for_state(&failing, "FAILED").await;
     faena.post("/api/v1/queues/default/pause", json!({})).await;
+    faena.submit(json!({"name": "noop"})).await;
+    assert!(browser.text("/").await.contains("1 of these in paused queues"), "no worker can take the ready job");
     for (link, text) in [
         ("/dead-letters", "1 dead letter"),
         ("/events", "Sink is down: “hook”"),
