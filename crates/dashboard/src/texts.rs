@@ -119,7 +119,8 @@ texts! {
     nothing_queued: "nothing queued", "nada en cola";
     running: "Running", "En ejecución";
     finished_per_minute: "Finished per minute", "Terminados por minuto";
-    average_of_minutes: "average of 5 min", "media de 5 min";
+    average_of: "average of", "media de";
+    not_measured_yet: "not measured yet", "aún sin medir";
     in_the_last_hour: "in the last hour", "en la última hora";
     failed_recently: "Failed, last hour", "Fallidos, última hora";
     last_hour: "last hour", "última hora";

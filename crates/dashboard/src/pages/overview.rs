@@ -11,7 +11,7 @@ use serde::Deserialize;
 use attention::{Attention, attention};
 
 use super::{
-    history::{Chart, History, Percentiles, Period, finished_per_minute, percentiles, time},
+    history::{Chart, History, Percentiles, Period, Throughput, percentiles, time},
     queues::{Queue, QueueList, queue_table},
     schedules::{Schedule, ScheduleList},
 };
@@ -26,6 +26,8 @@ const SCHEDULES: usize = 6;
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
 struct Overview {
+    /// Seconds since this server started.
+    uptime: i64,
     jobs: Jobs,
     workers: Workers,
 }
@@ -277,6 +279,8 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     let (completed, failed) = (hour(|minute| minute.total_completed), hour(|minute| minute.total_failed));
     let retried = hour(|minute| minute.failed_runs);
     let share = if completed + failed > 0 { failed as f64 * 100.0 / (completed + failed) as f64 } else { 0.0 };
+    let throughput = Throughput::of(&data.minutes, data.overview.uptime * 1_000, formats.now);
+    let (per_minute, averaged) = Throughput::words(throughput.as_ref(), t, formats);
     let (wait, run) =
         (percentiles(&data.hours, |hour| hour.wait_time), percentiles(&data.hours, |hour| hour.processing_time));
     vec![
@@ -299,13 +303,8 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
         Figure {
             label: t.finished_per_minute,
             path: None,
-            value: formats.decimal(finished_per_minute(&data.minutes, formats.now)),
-            detail: escaped(&format!(
-                "{}; {} {}",
-                t.average_of_minutes,
-                formats.count(completed + failed),
-                t.in_the_last_hour
-            )),
+            value: per_minute,
+            detail: escaped(&format!("{averaged}; {} {}", formats.count(completed + failed), t.in_the_last_hour)),
         },
         Figure {
             label: t.failed_recently,
@@ -486,7 +485,9 @@ mod tests {
             "date": NOW, "totalCompleted": 900, "totalFailed": 900, "failedRuns": 0,
             "waitTime": {"p95": 1900.0}, "processingTime": {"p95": 840.0},
         }));
-        let data = Data { minutes: vec![minute(1, 30, 1), minute(0, 68, 1)], hours: vec![hour], ..Data::default() };
+        let overview = parsed(json!({"uptime": 3600}));
+        let minutes = vec![minute(1, 30, 1), minute(0, 68, 1)];
+        let data = Data { overview, minutes, hours: vec![hour], ..Data::default() };
         let formats = Formats { language: Language::English, now: NOW, is_live: false };
         let figures = figures(Language::English.texts(), formats, &data);
         let shown: Vec<(&str, String)> =

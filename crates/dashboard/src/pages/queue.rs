@@ -5,7 +5,7 @@ use axum::extract::Path;
 use serde::Deserialize;
 
 use super::{
-    history::{Chart, History, finished_per_minute},
+    history::{Chart, History, Period, Throughput},
     jobs::{self, Job},
     limits::{Limit, LimitList},
     overview::{Figure, Oldest},
@@ -38,11 +38,19 @@ struct Total {
     total: u64,
 }
 
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Overview {
+    uptime: i64,
+}
+
 /// Everything that the page shows. Parts that the viewer may not see are empty.
 struct Data {
     queue: Queue,
     minutes: History,
     hours: History,
+    /// Seconds since this server started.
+    uptime: i64,
     running: Vec<Job>,
     ready: Vec<Job>,
     dead: u64,
@@ -64,19 +72,21 @@ impl Data {
         let states = [("status", "PROCESSING"), ("status", "ASSIGNED"), ("status", "SCHEDULED")];
         let running = of_queue(&states, "/api/v1/jobs");
         let dead = of_queue(&[("limit", "1")], "/api/v1/dead-letter");
-        let (minutes, hours, running, ready, dead, limits) = tokio::join!(
+        let (minutes, hours, running, ready, dead, limits, overview) = tokio::join!(
             viewer.get::<History>(&minutes),
             viewer.get::<History>(&hours),
             viewer.get::<JobList>(&running),
             next_ready(viewer, &queue),
             viewer.get::<Total>(&dead),
             viewer.get::<LimitList>("/api/v1/limits?limit=100"),
+            viewer.get::<Overview>("/api/v1/metrics/overview"),
         );
         let mut running = running.unwrap_or_default().jobs;
         running.truncate(JOBS);
         Ok(Data {
             minutes: minutes.unwrap_or_default(),
             hours: hours.unwrap_or_default(),
+            uptime: overview.unwrap_or_default().uptime,
             running,
             ready,
             dead: dead.unwrap_or_default().total,
@@ -180,8 +190,10 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data, dead_letters: &str)
         Some(at) => Markup::of(&Oldest { word: t.oldest, age: formats.age(*at) }),
         None => escaped(t.nothing_queued),
     };
-    let hour = |pick: fn(&super::history::Period) -> u64| data.minutes.history.iter().map(pick).sum::<u64>();
+    let hour = |pick: fn(&Period) -> u64| data.minutes.history.iter().map(pick).sum::<u64>();
     let (completed, failed) = (hour(|minute| minute.total_completed), hour(|minute| minute.total_failed));
+    let throughput = Throughput::of(&data.minutes.history, data.uptime * 1_000, formats.now);
+    let (per_minute, averaged) = Throughput::words(throughput.as_ref(), t, formats);
     let figure = |label, value: String, detail: Markup| Figure { label, path: None, value, detail };
     let limit = concurrency.map_or_else(|| t.unlimited.to_owned(), |limit| format!("{} {limit}", t.of));
     vec![
@@ -194,8 +206,8 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data, dead_letters: &str)
         ),
         figure(
             t.finished_per_minute,
-            formats.decimal(finished_per_minute(&data.minutes.history, formats.now)),
-            escaped(&format!("{}; {} {}", t.average_of_minutes, formats.count(completed + failed), t.in_the_last_hour)),
+            per_minute,
+            escaped(&format!("{averaged}; {} {}", formats.count(completed + failed), t.in_the_last_hour)),
         ),
         Figure {
             label: t.dead_letters,
