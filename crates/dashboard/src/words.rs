@@ -1,5 +1,7 @@
 //! Words of the API that pages show: states, outcomes, entries of logs. A word that is not listed is shown unchanged.
 
+use faena_domain::schedule::RunNote;
+
 use crate::texts::{Language, Texts};
 
 /// The word of the API, in English, in Spanish.
@@ -192,6 +194,25 @@ impl Texts {
             (Language::Spanish, "failed") => "Fallida",
             (Language::Spanish, "cancelled") => "Cancelada",
             (_, other) => other,
+        }
+    }
+
+    /// Says what daylight saving does to a run of a schedule.
+    pub fn run_note(&self, note: &RunNote) -> String {
+        match (self.language(), note) {
+            (Language::English, note) => note.to_string(),
+            // A time with its day is longer than one without.
+            (Language::Spanish, RunNote::Moved { from, to }) if from.len() > 8 => {
+                format!("{from} no existe; se ejecuta a las {to}")
+            }
+            (Language::Spanish, RunNote::Moved { from, to }) => {
+                format!("las {from} no existen ese día; se ejecuta a las {to}")
+            }
+            (Language::Spanish, RunNote::First) => "esa hora ocurre dos veces ese día; esta es la primera".to_owned(),
+            (Language::Spanish, RunNote::Second) => "esa hora ocurre dos veces ese día; esta es la segunda".to_owned(),
+            (Language::Spanish, RunNote::Skipped { from, day }) => {
+                format!("se omite la ejecución anterior: las {from} no existen el {day}")
+            }
         }
     }
 

@@ -9,11 +9,11 @@ use axum::{
     extract::{Path, RawQuery},
     response::{Html, IntoResponse, Response},
 };
-use faena_domain::parse_duration;
+use faena_domain::{Timestamp, parse_duration, schedule::Timing};
 use serde_json::{Map, Value, json};
 
 use self::inputs::{Control, Section, sections};
-use super::schedules::{Preview, local_time};
+use super::schedules::{Preview, explained, local_time};
 use crate::{
     content::pretty,
     error::Failure,
@@ -21,7 +21,6 @@ use crate::{
     layout::Page,
     markup::Markup,
     query::{Pairs, segment},
-    reasons::english,
     session::{self, Notice},
     texts::Texts,
     viewer::Viewer,
@@ -101,6 +100,21 @@ impl Entries {
             entries.0.remove("jobType");
         }
         entries
+    }
+
+    /// Returns what decides when the schedule is due, apart from its start and end.
+    fn timing(&self, t: &Texts) -> Timing {
+        let value = |name: &str, kind| value_of(t, self.get(name), kind).unwrap_or_default();
+        let text = |name: &str| value(name, Kind::Text).as_str().map(str::to_owned);
+        let default = Timing::default();
+        Timing {
+            cron_expression: text("cronExpression"),
+            interval_ms: value("intervalMs", Kind::Duration).as_u64(),
+            timezone: text("timezone").unwrap_or(default.timezone),
+            start_at: text("startAt").and_then(|at| Timestamp::parse(&at)),
+            except: serde_json::from_value(value("except", Kind::Lines)).unwrap_or_default(),
+            ..Timing::default()
+        }
     }
 
     fn to_json(&self) -> String {
@@ -324,7 +338,7 @@ async fn again(
 #[template(path = "explanation.html")]
 struct Explained {
     t: &'static Texts,
-    explanation: Markup,
+    explanation: String,
     runs: Vec<(String, String)>,
     error: Option<String>,
 }
@@ -344,18 +358,13 @@ async fn explanation(viewer: &Viewer, entries: &Entries) -> Markup {
     Markup::of(&match parsed {
         Ok(preview) => Explained {
             t,
-            explanation: english(viewer, &preview.explanation.unwrap_or_default(), &[]),
-            runs: preview
-                .next_runs
-                .into_iter()
-                .take(5)
-                .map(|run| (local_time(&run.local), run.note.unwrap_or_default()))
-                .collect(),
+            explanation: explained(viewer, &entries.timing(t), &preview.explanation.unwrap_or_default()),
+            runs: preview.next_runs.into_iter().take(5).map(|run| (local_time(&run.local), run.note(t))).collect(),
             error: None,
         },
         Err(failure) => {
             let error = Some(inputs::message(&sections(t, entries, &[]), &failure));
-            Explained { t, explanation: Markup::default(), runs: Vec::new(), error }
+            Explained { t, explanation: String::new(), runs: Vec::new(), error }
         }
     })
 }

@@ -5,7 +5,10 @@ use axum::{
     extract::{Path, RawQuery},
     response::Response,
 };
-use faena_domain::Timestamp;
+use faena_domain::{
+    Timestamp,
+    schedule::{RunNote, Timing},
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -20,7 +23,7 @@ use crate::{
     query::{Pairs, segment},
     reasons::english,
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
-    texts::Texts,
+    texts::{Language, Texts},
     viewer::Viewer,
 };
 
@@ -43,6 +46,8 @@ pub struct Schedule {
     pub cron_expression: Option<String>,
     pub interval_ms: Option<u64>,
     pub timezone: String,
+    #[serde(default)]
+    pub except: Vec<String>,
     #[serde(default)]
     pub explanation: Option<String>,
     pub job_name: String,
@@ -68,17 +73,34 @@ impl Schedule {
         }
     }
 
-    /// Describes its cron expression. The words exist only in English. An interval describes itself.
-    fn described(&self, viewer: &Viewer) -> Markup {
+    /// Describes its cron expression. An interval describes itself.
+    fn described(&self, viewer: &Viewer) -> String {
+        let timing = Timing {
+            cron_expression: self.cron_expression.clone(),
+            timezone: self.timezone.clone(),
+            except: self.except.clone(),
+            ..Timing::default()
+        };
         match (self.interval_ms, &self.explanation) {
-            (None, Some(text)) => english(viewer, text, &[]),
-            _ => Markup::default(),
+            (None, Some(text)) => explained(viewer, &timing, text),
+            _ => String::new(),
         }
     }
 
     pub fn is_late(&self, now: Timestamp) -> bool {
         self.is_active && self.next_run_at.is_some_and(|at| now.ms_since(at) > LATE_MS)
     }
+}
+
+/// Describes a timing in the viewer's language. `english` is what the API says about it.
+pub fn explained(viewer: &Viewer, timing: &Timing, english: &str) -> String {
+    let in_spanish = || timing.compile(viewer.now()).ok().map(|compiled| compiled.explain_in_spanish());
+    match viewer.language() {
+        Language::English => None,
+        // A stored timing may be invalid by now; the API says why.
+        Language::Spanish => in_spanish(),
+    }
+    .unwrap_or_else(|| english.to_owned())
 }
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
@@ -133,10 +155,7 @@ fn row(viewer: &Viewer, schedule: &Schedule) -> Row {
                 .note(&state(t, schedule)),
             Cell::markup(state(t, schedule)).extra(),
             Cell::text(&schedule.rule(t, formats)).extra(),
-            Cell::markup(schedule.described(viewer))
-                .titled(schedule.explanation.as_deref().filter(|_| schedule.interval_ms.is_none()).unwrap_or_default())
-                .long()
-                .extra(),
+            Cell::text(&schedule.described(viewer)).long().extra(),
             Cell::markup(time(schedule.next_run_at)).right(),
             Cell::markup(time(schedule.last_run_at)).right().extra(),
         ],
@@ -155,7 +174,14 @@ pub struct NextRun {
     at: Timestamp,
     pub local: String,
     #[serde(default)]
-    pub note: Option<String>,
+    notes: Vec<RunNote>,
+}
+
+impl NextRun {
+    /// Says what daylight saving does to the run.
+    pub fn note(&self, t: &Texts) -> String {
+        self.notes.iter().map(|note| t.run_note(note)).collect::<Vec<_>>().join("; ")
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -205,7 +231,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let (preview, ticks) = tokio::join!(viewer.get::<Preview>(&preview_path), viewer.get::<Ticks>(&ticks_path));
     let (preview, ticks) = (preview.unwrap_or_default(), ticks.unwrap_or_default());
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let run = |run: &NextRun| (formats.until(run.at), local_time(&run.local), run.note.clone().unwrap_or_default());
+    let run = |run: &NextRun| (formats.until(run.at), local_time(&run.local), run.note(t));
     let time = |at: Option<Timestamp>| at.map_or_else(|| escaped("–"), |at| formats.relative(at));
     let page = SchedulePage {
         t,
@@ -213,7 +239,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         state: state(t, &schedule),
         explanation: match schedule.interval_ms {
             Some(_) => escaped(&schedule.rule(t, formats)),
-            None => schedule.described(&viewer),
+            None => escaped(&schedule.described(&viewer)),
         },
         axis: axis(&preview.next_runs),
         next_runs: preview.next_runs.iter().map(run).collect(),

@@ -168,3 +168,37 @@ async fn a_schedule_with_every_policy_is_created_in_the_browser() {
     ];
     assert_eq!(shown, expected.each_ref());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spanish_pages_explain_schedules_in_spanish() {
+    let shell = Shell::start(&[]).await;
+    let body = json!({
+        "name": "nightly", "cronExpression": "30 2 * * *", "timezone": "Europe/Madrid", "startAt": "2035-03-24T00:00:00Z",
+        "except": ["2035-12-25"], "jobName": "noop",
+    });
+    let (_, created) = shell.faena.post("/api/v1/schedules", body).await;
+    let id = created["id"].as_str().unwrap();
+    let mut browser = Browser::new(&shell.faena);
+    let explanations = [
+        ("en", "At 02:30, except 2035-12-25 (Europe/Madrid)", "02:30 does not exist on this day; runs at 03:00"),
+        (
+            "es",
+            "A las 02:30, excepto 2035-12-25 (Europe/Madrid)",
+            "las 02:30 no existen ese día; se ejecuta a las 03:00",
+        ),
+    ];
+    for (language, explanation, note) in explanations {
+        browser.language = language;
+        for path in ["/schedules".to_owned(), format!("/schedules/{id}"), format!("/schedules/{id}/edit")] {
+            let html = browser.text(&path).await;
+            assert!(html.contains(explanation) && !html.contains("lang=\"en\">"), "{path}: {html}");
+            assert_eq!(html.contains(note), path != "/schedules", "{path}: {html}");
+        }
+    }
+    let typed = "/schedules/explain?cronExpression=*/20+9-17+*+*+1-5&timezone=Europe/Madrid";
+    assert!(
+        browser.text(typed).await.contains("Cada 20 minutos de las horas 9-17, de lunes a viernes (Europe/Madrid)")
+    );
+    let typed = browser.text("/schedules/explain?intervalMs=90m").await;
+    assert!(typed.contains("Cada 90 minutos desde"), "{typed}");
+}
