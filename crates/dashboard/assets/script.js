@@ -80,6 +80,14 @@
     nextBody.closest(".scroll").before(line);
     newest = html;
   };
+  // What was typed into a form and not sent yet stays, whatever the server sends.
+  const formFields = () => [...main.querySelectorAll("form.fields :is(input:not([type=hidden]), select, textarea)")];
+  const fieldKey = (field) => `${field.form.getAttribute("action")} ${field.name} ${field.type === "checkbox" ? field.value : ""}`;
+  const isEdited = (field) => {
+    if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+    if (field.options) return [...field.options].some((option) => option.selected !== option.defaultSelected);
+    return field.value !== field.defaultValue;
+  };
   const swap = (html, isAsked) => {
     const next = document.createElement("template");
     next.innerHTML = html;
@@ -87,7 +95,8 @@
     if (!isAsked) hold(next, html);
     const rows = new Map([...main.querySelectorAll("tr[data-key]")].map((row) => [keyOf(row), row.innerHTML]));
     const open = new Set([...main.querySelectorAll("details[open][id]")].map((element) => element.id));
-    const checked = new Set([...main.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value));
+    const edited = new Map(formFields().filter(isEdited).map((field) => [fieldKey(field), field]));
+    const checked = new Set([...main.querySelectorAll("table input[type=checkbox]:checked")].map((box) => box.value));
     const focused = document.activeElement && document.activeElement.id;
     const changed = [...next.content.querySelectorAll("tr[data-key]")].filter((row) => rows.has(keyOf(row)) && rows.get(keyOf(row)) !== row.innerHTML).map(keyOf);
     const selected = main.querySelector("tr.selected");
@@ -99,7 +108,11 @@
       if (selectedKey && keyOf(row) === selectedKey) row.classList.add("selected");
     }
     for (const id of open) { const element = document.getElementById(id); if (element) element.open = true; }
-    for (const box of main.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
+    for (const box of main.querySelectorAll("table input[type=checkbox]")) box.checked = checked.has(box.value);
+    for (const field of formFields()) {
+      const old = edited.get(fieldKey(field));
+      if (old) { if (field.type === "checkbox") field.checked = old.checked; else field.value = old.value; }
+    }
     for (const [id, left, top] of scrolled) { const box = document.getElementById(id); if (box) box.scrollTo(left, top); }
     if (focused) { const element = document.getElementById(focused); if (element && main.contains(element)) element.focus({ preventScroll: true }); }
     showTimes(main);
@@ -176,14 +189,14 @@
     if (event.target.matches("[data-select-all]")) for (const box of main.querySelectorAll("tbody input[name=id]")) box.checked = event.target.checked;
     countSelected();
   });
-  // The editor of schedules explains the expression while it is typed.
+  // The editor of schedules explains when a schedule runs while that is typed.
   let explaining = 0;
   document.addEventListener("input", (event) => {
-    if (!event.target.matches("#cron, #timezone")) return;
-    const cron = document.getElementById("cron");
+    if (!event.target.matches("[data-timing]")) return;
+    const form = event.target.form;
     const number = ++explaining;
-    const query = new URLSearchParams({ cron: cron.value, timezone: document.getElementById("timezone").value });
-    fetch(`${cron.dataset.explain}?${query}`).then((answer) => answer.text()).then((html) => {
+    const query = new URLSearchParams([...form.querySelectorAll("[data-timing]")].map((field) => [field.name, field.value]));
+    fetch(`${form.dataset.explain}?${query}`).then((answer) => answer.text()).then((html) => {
       if (number === explaining) document.getElementById("explained").innerHTML = html;
     });
   });

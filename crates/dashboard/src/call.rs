@@ -203,9 +203,11 @@ fn failure(status: StatusCode, body: &[u8]) -> Failure {
     let Ok(ErrorBody { error }) = serde_json::from_slice(body) else {
         return Failure::new(status, status.canonical_reason().unwrap_or("no answer").to_owned());
     };
-    let details: Vec<String> = error.details.iter().map(|field| format!("{}: {}", field.path, field.message)).collect();
-    match details.is_empty() {
+    match error.details.is_empty() {
         true => Failure::new(status, error.message),
-        false => Failure::new(status, details.join("; ")),
+        false => {
+            let fields = error.details.into_iter().map(|field| (field.path, field.message)).collect();
+            Failure { status, ..Failure::invalid(fields) }
+        }
     }
 }

@@ -22,6 +22,14 @@ impl Texts {
         }
     }
 
+    /// Says how many of the ready jobs no worker can take.
+    pub fn in_paused_queues(&self, count: &str) -> String {
+        match self.language() {
+            Language::English => format!("{count} of these in paused queues"),
+            Language::Spanish => format!("{count} de ellos en colas en pausa"),
+        }
+    }
+
     pub fn jobs_count(&self, count: String, number: u64) -> String {
         self.counted(&count, number, ["job", "jobs"], ["trabajo", "trabajos"])
     }

@@ -7,11 +7,13 @@ use axum::http::StatusCode;
 pub struct Failure {
     pub status: StatusCode,
     pub message: String,
+    /// Fields that the API rejects: their paths, and what is wrong with them. The message says the same.
+    pub fields: Vec<(String, String)>,
 }
 
 impl Failure {
     pub fn new(status: StatusCode, message: String) -> Failure {
-        Failure { status, message }
+        Failure { status, message, fields: Vec::new() }
     }
 
     pub fn not_found(message: &str) -> Failure {
@@ -20,6 +22,12 @@ impl Failure {
 
     pub fn bad_request(message: impl Into<String>) -> Failure {
         Failure::new(StatusCode::BAD_REQUEST, message.into())
+    }
+
+    /// Returns the failure of a form with invalid fields.
+    pub fn invalid(fields: Vec<(String, String)>) -> Failure {
+        let message: Vec<String> = fields.iter().map(|(path, message)| format!("{path}: {message}")).collect();
+        Failure { fields, ..Failure::bad_request(message.join("; ")) }
     }
 
     /// Returns a failure of this program.

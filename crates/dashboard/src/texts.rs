@@ -119,7 +119,8 @@ texts! {
     nothing_queued: "nothing queued", "nada en cola";
     running: "Running", "En ejecución";
     finished_per_minute: "Finished per minute", "Terminados por minuto";
-    average_of_minutes: "average of 5 min", "media de 5 min";
+    average_of: "average of", "media de";
+    not_measured_yet: "not measured yet", "aún sin medir";
     in_the_last_hour: "in the last hour", "en la última hora";
     failed_recently: "Failed, last hour", "Fallidos, última hora";
     last_hour: "last hour", "última hora";
@@ -262,7 +263,18 @@ texts! {
     strict: "strict", "estricta";
     strict_help: "strict order of priority", "orden estricto de prioridad";
     fair: "fair by key", "equitativa por clave";
-    change_queues: "Change queues", "Modificar colas";
+    fair_none: "first in, first out", "por orden de llegada";
+    fairness: "Order within a priority", "Orden dentro de una prioridad";
+    jobs_of_queue: "All jobs", "Todos los trabajos";
+    next_ready: "Next ready jobs", "Próximos trabajos listos";
+    by_priority_then_age: "by priority, oldest first", "por prioridad, primero los más antiguos";
+    share: "Share", "Proporción";
+    nothing_runs: "No job is running.", "No hay ningún trabajo en ejecución.";
+    nothing_queued_here: "No job is ready to run.", "No hay ningún trabajo listo para ejecutarse.";
+    limits_that_apply: "Limits that apply", "Límites que se aplican";
+    limit_title: "Limit", "Límite";
+    paused_since: "paused since", "en pausa desde";
+    by: "by", "por";
     pause: "Pause", "Pausar";
     resume: "Resume", "Reanudar";
     concurrency: "Concurrency", "Concurrencia";
@@ -318,6 +330,28 @@ texts! {
     schedule_was_disabled: "The schedule was disabled.", "La planificación se ha desactivado.";
     schedule_was_deleted: "The schedule was deleted.", "La planificación se ha eliminado.";
     schedule_was_created: "The schedule was created.", "La planificación se ha creado.";
+    edit_schedule: "Edit schedule", "Editar planificación";
+    timing: "When it runs", "Cuándo se ejecuta";
+    policies: "Policies", "Políticas";
+    description: "Description", "Descripción";
+    interval: "Or an interval, like 15m or 6h", "O un intervalo, como 15m o 6h";
+    start_at: "First due time", "Primera hora prevista";
+    end_at: "Last due time", "Última hora prevista";
+    dst_gap: "When the clocks skip its time", "Si el cambio de hora se salta su hora";
+    dst_overlap: "When its time occurs twice", "Si su hora ocurre dos veces";
+    except: "Except (a day, a range or a cron expression per line)", "Excepto (un día, un intervalo o una expresión cron por línea)";
+    jitter: "Random delay per job, up to", "Retraso aleatorio por trabajo, hasta";
+    max_runs: "Maximum number of runs", "Número máximo de ejecuciones";
+    misfire_grace: "A due time is missed after", "Una hora prevista se pierde tras";
+    catch_up_limit: "Maximum number of runs to catch up", "Máximo de ejecuciones que recuperar";
+    job_type_if_different: "Type, if different from the name", "Tipo, si es distinto del nombre";
+    max_retries: "Maximum number of retries", "Número máximo de reintentos";
+    retry_delay: "Delay before the first retry", "Espera antes del primer reintento";
+    payload_json: "Payload (JSON)", "Datos (JSON)";
+    webhook_url: "Webhook URL", "URL del webhook";
+    automatic: "automatic", "automático";
+    must_be_a_duration: "must be a duration like 90s, 15m or 6h", "debe ser una duración como 90s, 15m o 6h";
+    not_json: "is not valid JSON", "no es JSON válido";
 
     // Dead letters
     by_type_and_error: "By type and error", "Por tipo y error";
@@ -476,50 +510,6 @@ impl Texts {
         match self.language {
             Language::English => format!("“{name}”"),
             Language::Spanish => format!("«{name}»"),
-        }
-    }
-
-    /// Returns the word for a state of a job.
-    pub fn job_state<'a>(&self, state: &'a str) -> &'a str {
-        match (self.language, state) {
-            (Language::English, "PENDING") => "Pending",
-            (Language::English, "QUEUED") => "Queued",
-            (Language::English, "SCHEDULED") => "Starting",
-            (Language::English, "ASSIGNED") => "Assigned",
-            (Language::English, "PROCESSING") => "Running",
-            (Language::English, "RETRYING") => "Retrying",
-            (Language::English, "COMPLETED") => "Completed",
-            (Language::English, "FAILED") => "Failed",
-            (Language::English, "CANCELLED") => "Cancelled",
-            (Language::Spanish, "PENDING") => "Pendiente",
-            (Language::Spanish, "QUEUED") => "En cola",
-            (Language::Spanish, "SCHEDULED") => "Arrancando",
-            (Language::Spanish, "ASSIGNED") => "Asignado",
-            (Language::Spanish, "PROCESSING") => "En ejecución",
-            (Language::Spanish, "RETRYING") => "En reintento",
-            (Language::Spanish, "COMPLETED") => "Completado",
-            (Language::Spanish, "FAILED") => "Fallido",
-            (Language::Spanish, "CANCELLED") => "Cancelado",
-            (_, other) => other,
-        }
-    }
-
-    /// Returns the word for a status of a task.
-    pub fn task_status<'a>(&self, status: &'a str) -> &'a str {
-        match (self.language, status) {
-            (Language::English, "queued") => "Queued",
-            (Language::English, "running") => "Running",
-            (Language::English, "paused") => "Paused",
-            (Language::English, "completed") => "Completed",
-            (Language::English, "failed") => "Failed",
-            (Language::English, "cancelled") => "Cancelled",
-            (Language::Spanish, "queued") => "En cola",
-            (Language::Spanish, "running") => "En ejecución",
-            (Language::Spanish, "paused") => "En pausa",
-            (Language::Spanish, "completed") => "Completada",
-            (Language::Spanish, "failed") => "Fallida",
-            (Language::Spanish, "cancelled") => "Cancelada",
-            (_, other) => other,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Words of the API that pages show: states, outcomes, entries of logs. A word that is not listed is shown unchanged.
 
+use faena_domain::schedule::RunNote;
+
 use crate::texts::{Language, Texts};
 
 /// The word of the API, in English, in Spanish.
@@ -36,6 +38,9 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("allow", "allow", "permitir"),
     ("queue_one", "queue one", "dejar una en cola"),
     ("cancel_previous", "cancel previous", "cancelar la anterior"),
+    ("next", "right after", "justo después"),
+    ("first", "the first time", "la primera vez"),
+    ("both", "both times", "las dos veces"),
     // Timers of tasks
     ("silence", "Silence", "Silencio"),
     ("noProgress", "No progress", "Sin progreso"),
@@ -147,6 +152,69 @@ impl Texts {
             "createdBefore" => self.created_before,
             "q" => self.text,
             other => other,
+        }
+    }
+
+    /// Returns the word for a state of a job.
+    pub fn job_state<'a>(&self, state: &'a str) -> &'a str {
+        match (self.language(), state) {
+            (Language::English, "PENDING") => "Pending",
+            (Language::English, "QUEUED") => "Queued",
+            (Language::English, "SCHEDULED") => "Starting",
+            (Language::English, "ASSIGNED") => "Assigned",
+            (Language::English, "PROCESSING") => "Running",
+            (Language::English, "RETRYING") => "Retrying",
+            (Language::English, "COMPLETED") => "Completed",
+            (Language::English, "FAILED") => "Failed",
+            (Language::English, "CANCELLED") => "Cancelled",
+            (Language::Spanish, "PENDING") => "Pendiente",
+            (Language::Spanish, "QUEUED") => "En cola",
+            (Language::Spanish, "SCHEDULED") => "Arrancando",
+            (Language::Spanish, "ASSIGNED") => "Asignado",
+            (Language::Spanish, "PROCESSING") => "En ejecución",
+            (Language::Spanish, "RETRYING") => "En reintento",
+            (Language::Spanish, "COMPLETED") => "Completado",
+            (Language::Spanish, "FAILED") => "Fallido",
+            (Language::Spanish, "CANCELLED") => "Cancelado",
+            (_, other) => other,
+        }
+    }
+
+    /// Returns the word for a status of a task.
+    pub fn task_status<'a>(&self, status: &'a str) -> &'a str {
+        match (self.language(), status) {
+            (Language::English, "queued") => "Queued",
+            (Language::English, "running") => "Running",
+            (Language::English, "paused") => "Paused",
+            (Language::English, "completed") => "Completed",
+            (Language::English, "failed") => "Failed",
+            (Language::English, "cancelled") => "Cancelled",
+            (Language::Spanish, "queued") => "En cola",
+            (Language::Spanish, "running") => "En ejecución",
+            (Language::Spanish, "paused") => "En pausa",
+            (Language::Spanish, "completed") => "Completada",
+            (Language::Spanish, "failed") => "Fallida",
+            (Language::Spanish, "cancelled") => "Cancelada",
+            (_, other) => other,
+        }
+    }
+
+    /// Says what daylight saving does to a run of a schedule.
+    pub fn run_note(&self, note: &RunNote) -> String {
+        match (self.language(), note) {
+            (Language::English, note) => note.to_string(),
+            // A time with its day is longer than one without.
+            (Language::Spanish, RunNote::Moved { from, to }) if from.len() > 8 => {
+                format!("{from} no existe; se ejecuta a las {to}")
+            }
+            (Language::Spanish, RunNote::Moved { from, to }) => {
+                format!("las {from} no existen ese día; se ejecuta a las {to}")
+            }
+            (Language::Spanish, RunNote::First) => "esa hora ocurre dos veces ese día; esta es la primera".to_owned(),
+            (Language::Spanish, RunNote::Second) => "esa hora ocurre dos veces ese día; esta es la segunda".to_owned(),
+            (Language::Spanish, RunNote::Skipped { from, day }) => {
+                format!("se omite la ejecución anterior: las {from} no existen el {day}")
+            }
         }
     }
 

@@ -128,7 +128,14 @@ async fn the_next_runs_are_shown_with_a_note_where_daylight_saving_applies() {
         {
           "at": "2035-03-25T01:00:00.000Z",
           "local": "2035-03-25T03:00:00+02:00",
-          "note": "02:30 does not exist on this day; runs at 03:00"
+          "note": "02:30 does not exist on this day; runs at 03:00",
+          "notes": [
+            {
+              "code": "moved",
+              "from": "02:30",
+              "to": "03:00"
+            }
+          ]
         },
         {
           "at": "2035-03-26T00:30:00.000Z",

@@ -45,6 +45,9 @@ struct Group {
     newest: Markup,
     list: String,
     retry: String,
+    delete: String,
+    /// Whether a filter can name the group: it cannot ask for jobs without an error.
+    has_filter: bool,
 }
 
 #[derive(Template)]
@@ -82,16 +85,18 @@ fn groups(viewer: &Viewer, letters: &[DeadLetter]) -> Vec<Group> {
     let formats = viewer.formats();
     let group = |((kind, error), (count, newest)): ((String, String), (u64, Timestamp))| {
         let mut filter = Pairs::default();
-        filter.add("status", "FAILED");
         filter.add("type", &kind);
         filter.add("error", &error);
+        let action = |action: &str| filter.link(&format!("{}/dead-letters/bulk/{action}", viewer.base()));
         (
             count,
             Group {
                 count: formats.count(count),
                 newest: formats.relative(newest),
-                list: filter.link(&format!("{}/jobs", viewer.base())),
-                retry: filter.link(&format!("{}/jobs/bulk/retry", viewer.base())),
+                retry: action("retry"),
+                delete: action("delete"),
+                list: filter.with("status", "FAILED").link(&format!("{}/jobs", viewer.base())),
+                has_filter: !error.is_empty(),
                 kind,
                 error,
             },

@@ -10,6 +10,7 @@ use super::{
     job_graph,
     job_related::{self, Related},
     jobs::{Progress, progress_bar},
+    queues::queue_link,
     timeline::{self, End, Run},
 };
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
     content::{Hidden, content},
     details::{cause, log_details},
     error::Failure,
-    format::{Formats, short_id},
+    format::short_id,
     layout::Page,
     markup::{Markup, StateStyle, badge, job_state},
     query::segment,
@@ -137,7 +138,7 @@ struct JobPage<'a> {
     job: &'a Job,
     badge: Markup,
     short_id: String,
-    facts: String,
+    facts: Markup,
     style: &'static str,
     why: Option<WhyPanel>,
     /// Why it was cancelled.
@@ -176,7 +177,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         base: viewer.base(),
         badge: job_state(t, &job.status),
         short_id: short_id(&job.id),
-        facts: facts(t, formats, &job),
+        facts: facts(&viewer, &job),
         style: StateStyle::of(&job.status).class(),
         why: why.map(|why| why_panel(&viewer, &job, &why, cancelled_by)),
         cause: job.error.as_deref().map(|error| cause(&viewer, error)),
@@ -237,9 +238,17 @@ fn why_panel(viewer: &Viewer, job: &Job, why: &Why, cancelled_by: Option<String>
     }
 }
 
-fn facts(t: &Texts, formats: Formats, job: &Job) -> String {
+#[derive(Template)]
+#[template(ext = "html", source = "{{ t.in_queue }} {{ queue }}, {{ rest }}")]
+struct Facts {
+    t: &'static Texts,
+    queue: Markup,
+    rest: String,
+}
+
+fn facts(viewer: &Viewer, job: &Job) -> Markup {
+    let (t, formats) = (viewer.texts(), viewer.formats());
     let mut facts = vec![
-        format!("{} {}", t.in_queue, job.queue),
         format!("{} {}", t.priority, t.priority_word(&job.priority)),
         match job.attempt {
             0 => t.attempts_allowed(job.attempts_allowed()),
@@ -249,7 +258,7 @@ fn facts(t: &Texts, formats: Formats, job: &Job) -> String {
     if let (Some(at), false) = (job.next_attempt_at, formats.is_live) {
         facts.push(format!("{} {}", t.next_attempt_in, formats.duration(at.ms_since(formats.now))));
     }
-    facts.join(", ")
+    Markup::of(&Facts { t, queue: queue_link(viewer, &job.queue), rest: facts.join(", ") })
 }
 
 impl Job {

@@ -9,11 +9,9 @@ use axum::{
 };
 use faena_domain::Timestamp;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
 
-use super::{ListPage, empty_list_hint, pager, search::parse_search};
+use super::{ListPage, bulk, empty_list_hint, pager, search::parse_search};
 use crate::{
-    action::show_result,
     error::Failure,
     form::Fields,
     format::Formats,
@@ -28,7 +26,7 @@ use crate::{
 
 const LIMIT: u64 = 50;
 /// Parameters of this page that the API knows too, besides the search.
-const FILTERS: [&str; 14] = [
+pub const FILTERS: [&str; 14] = [
     "status",
     "priority",
     "type",
@@ -139,7 +137,7 @@ fn can_apply(wanted: &Pairs, states: &[&str]) -> bool {
 }
 
 /// Returns the parameters for the API: the filters in the address, and those of the search text.
-fn parameters(query: &Pairs) -> Pairs {
+pub fn parameters(query: &Pairs) -> Pairs {
     let mut wanted = parse_search(query.get("q").unwrap_or_default());
     for name in FILTERS {
         for value in query.all(name) {
@@ -307,7 +305,7 @@ fn chips(viewer: &Viewer, query: &Pairs, counts: &Counts) -> Vec<Chip> {
 }
 
 /// Returns the filters of the list, so that the viewer sees how the search text was parsed.
-fn active_filters(t: &'static Texts, wanted: &Pairs) -> Vec<(&'static str, String)> {
+pub fn active_filters(t: &'static Texts, wanted: &Pairs) -> Vec<(&'static str, String)> {
     let word = |name: &str, value: &str| match name {
         "status" => t.job_state(value).to_owned(),
         "priority" => t.priority_word(value).to_owned(),
@@ -341,120 +339,6 @@ struct Keys {
     t: &'static Texts,
 }
 
-/// Returns the filter of a bulk action, as its body has it.
-fn bulk_filter(wanted: &Pairs) -> Value {
-    let mut filter = Map::new();
-    for name in ["q"].into_iter().chain(FILTERS) {
-        let values: Vec<&str> = wanted.all(name).collect();
-        match values.as_slice() {
-            [] => {}
-            [value] => drop(filter.insert(name.to_owned(), json!(value))),
-            values => drop(filter.insert(name.to_owned(), json!(values))),
-        }
-    }
-    Value::Object(filter)
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct DryRun {
-    matched: u64,
-    matched_is_exact: bool,
-    examples: Vec<Example>,
-}
-
-#[derive(Deserialize)]
-struct Example {
-    id: String,
-    #[serde(rename = "type")]
-    kind: String,
-    queue: String,
-    status: String,
-    error: Option<String>,
-}
-
-#[derive(Template)]
-#[template(path = "bulk.html")]
-struct BulkPage<'a> {
-    t: &'static Texts,
-    base: &'a str,
-    question: String,
-    action: &'a str,
-    query: String,
-    examples: String,
-    has_matches: bool,
-    is_exact: bool,
-    is_retry: bool,
-}
-
-/// Shows how many jobs an action would change, and which, before it does.
-pub async fn confirm_bulk(
-    viewer: Viewer,
-    Path(action): Path<String>,
-    RawQuery(query): RawQuery,
-) -> Result<Page, Failure> {
-    let (t, pairs) = (viewer.texts(), Pairs::parse(query.as_deref()));
-    let verb = verb(t, &action)?;
-    let body = json!({"filter": bulk_filter(&parameters(&pairs)), "dryRun": true});
-    let answer = viewer.post_json(&format!("/api/v1/jobs/bulk/{action}"), &body).await?;
-    let dry_run: DryRun = serde_json::from_value(answer).map_err(Failure::internal)?;
-    let page = BulkPage {
-        t,
-        base: viewer.base(),
-        question: format!("{verb}: {}", t.jobs_count(viewer.formats().count(dry_run.matched), dry_run.matched)),
-        action: &action,
-        query: query.unwrap_or_default(),
-        examples: examples(&viewer, &dry_run.examples).render().map_err(Failure::internal)?,
-        has_matches: dry_run.matched > 0,
-        is_exact: dry_run.matched_is_exact,
-        is_retry: action == "retry",
-    };
-    Page::new(page.question.clone(), "/jobs", &page)
-}
-
-fn verb(t: &'static Texts, action: &str) -> Result<&'static str, Failure> {
-    match action {
-        "retry" => Ok(t.retry_verb),
-        "cancel" => Ok(t.cancel_verb),
-        "delete" => Ok(t.delete_verb),
-        _ => Err(Failure::not_found(t.no_such_action)),
-    }
-}
-
-fn examples(viewer: &Viewer, examples: &[Example]) -> Table {
-    let t = viewer.texts();
-    let row = |job: &Example| Row {
-        key: job.id.clone(),
-        cells: vec![
-            Cell::link(&format!("{}/jobs/{}", viewer.base(), job.id), &job.kind)
-                .note(&escaped(job.error.as_deref().unwrap_or_default())),
-            Cell::markup(job_state(t, &job.status)),
-            Cell::text(&job.queue).extra(),
-            Cell::text(job.error.as_deref().unwrap_or_default()).long().extra(),
-        ],
-    };
-    Table {
-        columns: vec![text_column(t.kind), text_column(t.state), extra_column(t.queue), extra_column(t.error)],
-        rows: examples.iter().map(row).collect(),
-        empty: escaped(t.no_job_matches),
-        select_label: None,
-    }
-}
-
-pub async fn run_bulk(
-    viewer: Viewer,
-    Path(action): Path<String>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Failure> {
-    let (t, pairs) = (viewer.texts(), Pairs::parse(query.as_deref()));
-    verb(t, &action)?;
-    let body = json!({"filter": bulk_filter(&parameters(&pairs)), "dryRun": false});
-    let result = viewer.post_json(&format!("/api/v1/jobs/bulk/{action}"), &body).await;
-    let done = result.as_ref().ok().and_then(|answer| answer["done"].as_u64()).unwrap_or(0);
-    let words = t.changed_jobs_count(viewer.formats().count(done), done);
-    show_result(&viewer, &pairs.without("page").link("/jobs"), result, &words)
-}
-
 /// Acts on the jobs whose boxes are ticked, one by one, and counts what worked.
 pub async fn act_on_selected(
     viewer: Viewer,
@@ -462,7 +346,7 @@ pub async fn act_on_selected(
     Fields(fields): Fields,
 ) -> Result<Response, Failure> {
     let t = viewer.texts();
-    verb(t, &action)?;
+    bulk::verb(t, &action)?;
     let ids: Vec<&str> = fields.iter().filter(|(name, _)| name == "id").map(|(_, id)| id.as_str()).take(100).collect();
     let back = fields.iter().find(|(name, _)| name == "back").map_or("/jobs", |(_, back)| back.as_str());
     let (mut done, mut problem) = (0, None);

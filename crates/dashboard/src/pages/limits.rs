@@ -19,20 +19,20 @@ use crate::{
     viewer::Viewer,
 };
 
-#[derive(Deserialize)]
-struct LimitList {
-    limits: Vec<Limit>,
+#[derive(Deserialize, Default)]
+pub struct LimitList {
+    pub limits: Vec<Limit>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Limit {
-    scope: String,
+pub struct Limit {
+    pub scope: String,
     name: Option<String>,
-    concurrency: Option<u64>,
-    rate: Option<Rate>,
+    pub concurrency: Option<u64>,
+    pub rate: Option<Rate>,
     #[serde(default)]
-    in_flight: Option<u64>,
+    pub in_flight: Option<u64>,
     origin: String,
     changed_by: String,
     reached_at: Option<Timestamp>,
@@ -61,7 +61,7 @@ struct RemoveButton<'a> {
 }
 
 impl Limit {
-    fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
     }
 }
@@ -100,16 +100,7 @@ fn fields(limits: &[Limit], scope: &str, name: &str) -> Fields {
         scope: scope.to_owned(),
         name: name.to_owned(),
         concurrency: limit.and_then(|limit| limit.concurrency).map(|number| number.to_string()).unwrap_or_default(),
-        rate: limit.and_then(|limit| limit.rate.as_ref()).map(rate_text).unwrap_or_default(),
-    }
-}
-
-/// Writes a rate as the API reads it: `100/1m`.
-fn rate_text(rate: &Rate) -> String {
-    match rate.period_ms {
-        ms if ms % 60_000 == 0 => format!("{}/{}m", rate.count, ms / 60_000),
-        ms if ms % 1_000 == 0 => format!("{}/{}s", rate.count, ms / 1_000),
-        ms => format!("{}/{ms}ms", rate.count),
+        rate: limit.and_then(|limit| limit.rate.as_ref()).map(Rate::text).unwrap_or_default(),
     }
 }
 
@@ -195,20 +186,4 @@ pub async fn change(viewer: Viewer, Form(fields): Form<Fields>) -> Result<Respon
 pub async fn reset(viewer: Viewer, Form(fields): Form<Fields>) -> Result<Response, Failure> {
     let result = viewer.post_json("/api/v1/limits/reset", &Value::Object(fields.body())).await;
     show_result(&viewer, "/limits", result, viewer.texts().limit_was_removed)
-}
-
-#[cfg(test)]
-mod tests {
-    use faena_domain::Rate as ApiRate;
-
-    use super::*;
-
-    #[test]
-    fn the_form_shows_a_rate_as_the_api_reads_it() {
-        for (count, period_ms, text) in [(100, 60_000, "100/1m"), (5, 90_000, "5/90s"), (1, 250, "1/250ms")] {
-            assert_eq!(rate_text(&Rate { count, period_ms }), text);
-            let parsed = ApiRate::parse(text).expect("a rate");
-            assert_eq!((u64::from(parsed.count), parsed.period_ms), (count, period_ms));
-        }
-    }
 }

@@ -2,9 +2,11 @@
 
 mod about;
 mod audit;
+mod bulk;
 mod dead_letters;
 mod drawing;
 mod events;
+mod history;
 mod job;
 mod job_form;
 mod job_graph;
@@ -14,7 +16,9 @@ mod keys;
 mod limits;
 mod machines;
 mod overview;
+mod queue;
 mod queues;
+mod schedule_form;
 mod schedules;
 mod search;
 mod task;
@@ -46,22 +50,23 @@ pub fn routes() -> Router<Dashboard> {
         .route("/", get(overview::show))
         .route("/jobs", get(jobs::list))
         .route("/jobs/new", get(job_form::show).post(job_form::submit))
-        .route("/jobs/bulk/{action}", get(jobs::confirm_bulk).post(jobs::run_bulk))
+        .route("/jobs/bulk/{action}", get(bulk::confirm_jobs).post(bulk::run_jobs))
         .route("/jobs/selected/{action}", post(jobs::act_on_selected))
         .route("/jobs/{id}", get(job::show))
         .route("/jobs/{id}/edit", get(job_form::show_edit).post(job_form::save_edit))
         .route("/jobs/{id}/{action}", post(job::act))
-        .route("/queues", get(queues::list))
-        .route("/queues/{name}", post(queues::change))
-        .route("/queues/{name}/{action}", post(queues::act))
+        .route("/queues", get(queues::list).post(queues::act))
+        .route("/queues/{name}", get(queue::show))
         .route("/limits", get(limits::list).post(limits::change))
         .route("/limits/reset", post(limits::reset))
         .route("/schedules", get(schedules::list))
-        .route("/schedules/new", get(schedules::show_form).post(schedules::create))
-        .route("/schedules/explain", get(schedules::explain))
+        .route("/schedules/new", get(schedule_form::show_new).post(schedule_form::create))
+        .route("/schedules/explain", get(schedule_form::explain))
         .route("/schedules/{id}", get(schedules::show))
+        .route("/schedules/{id}/edit", get(schedule_form::show_edit).post(schedule_form::save_edit))
         .route("/schedules/{id}/{action}", post(schedules::act))
         .route("/dead-letters", get(dead_letters::list))
+        .route("/dead-letters/bulk/{action}", get(bulk::confirm_dead_letters).post(bulk::run_dead_letters))
         .route("/tasks", get(tasks::list))
         .route("/approvals", get(tasks::approvals))
         .route("/tasks/{id}", get(task::show))

@@ -11,29 +11,23 @@ use serde::Deserialize;
 use attention::{Attention, attention};
 
 use super::{
+    history::{Chart, History, Percentiles, Period, Throughput, percentiles, time},
     queues::{Queue, QueueList, queue_table},
     schedules::{Schedule, ScheduleList},
 };
 use crate::{
-    charts::{self, Point},
-    error::Failure,
-    format::Formats,
-    layout::Page,
-    markup::Markup,
-    table::escaped,
-    texts::Texts,
-    viewer::Viewer,
+    charts, error::Failure, format::Formats, layout::Page, markup::Markup, table::escaped, texts::Texts, viewer::Viewer,
 };
 
 /// Queues that the overview lists.
 const QUEUES: usize = 8;
 const SCHEDULES: usize = 6;
-/// Minutes that the throughput is the average of. The texts say so too.
-const AVERAGED_MINUTES: usize = 5;
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
 struct Overview {
+    /// Seconds since this server started.
+    uptime: i64,
     jobs: Jobs,
     workers: Workers,
 }
@@ -59,31 +53,6 @@ struct UnservedType {
 #[serde(default)]
 struct Workers {
     total: u64,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct History {
-    history: Vec<Period>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Period {
-    date: Timestamp,
-    total_completed: u64,
-    total_failed: u64,
-    failed_runs: u64,
-    wait_time: Percentiles,
-    processing_time: Percentiles,
-}
-
-#[derive(Deserialize, Clone, Copy, Default)]
-#[serde(default)]
-struct Percentiles {
-    p50: Option<f64>,
-    p95: Option<f64>,
-    p99: Option<f64>,
 }
 
 #[derive(Deserialize, Default)]
@@ -223,12 +192,12 @@ impl Data {
 }
 
 /// A figure with its label.
-struct Figure {
-    label: &'static str,
+pub struct Figure {
+    pub label: &'static str,
     /// The page that shows what it counts.
-    path: Option<&'static str>,
-    value: String,
-    detail: Markup,
+    pub path: Option<String>,
+    pub value: String,
+    pub detail: Markup,
 }
 
 struct NextRun {
@@ -257,15 +226,20 @@ struct OverviewPage<'a> {
 
 #[derive(Template)]
 #[template(ext = "html", source = "{{ word }} {{ age }}")]
-struct Oldest {
-    word: &'static str,
-    age: Markup,
+pub struct Oldest {
+    pub word: &'static str,
+    pub age: Markup,
 }
 
 #[derive(Template)]
-#[template(ext = "html", source = "{{ oldest }}{% if let Some(scheduled) = scheduled %}, {{ scheduled }}{% endif %}")]
+#[template(
+    ext = "html",
+    source = "{{ oldest }}{% if let Some(paused) = paused %}, {{ paused }}{% endif %}{% if let Some(scheduled) = scheduled %}, {{ scheduled }}{% endif %}"
+)]
 struct ReadyDetail {
     oldest: Markup,
+    /// Jobs that no worker can take, because their queues are paused.
+    paused: Option<String>,
     scheduled: Option<String>,
 }
 
@@ -293,6 +267,7 @@ pub async fn show(viewer: Viewer) -> Result<Page, Failure> {
 
 fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     let scheduled = data.jobs(&["PENDING", "RETRYING"]);
+    let paused = data.queues.iter().filter(|queue| queue.paused.is_some()).map(|queue| queue.depth.total).sum::<u64>();
     let oldest = data.queues.iter().filter_map(|queue| queue.oldest).min();
     let oldest = match oldest {
         Some(at) => Markup::of(&Oldest { word: t.oldest, age: formats.age(at) }),
@@ -304,38 +279,36 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     let (completed, failed) = (hour(|minute| minute.total_completed), hour(|minute| minute.total_failed));
     let retried = hour(|minute| minute.failed_runs);
     let share = if completed + failed > 0 { failed as f64 * 100.0 / (completed + failed) as f64 } else { 0.0 };
+    let throughput = Throughput::of(&data.minutes, data.overview.uptime * 1_000, formats.now);
+    let (per_minute, averaged) = Throughput::words(throughput.as_ref(), t, formats);
     let (wait, run) =
         (percentiles(&data.hours, |hour| hour.wait_time), percentiles(&data.hours, |hour| hour.processing_time));
     vec![
         Figure {
             label: t.ready,
-            path: Some("/jobs?status=QUEUED&sort=created&order=asc"),
+            path: Some("/jobs?status=QUEUED&sort=created&order=asc".into()),
             value: formats.count(data.jobs(&["QUEUED"])),
             detail: Markup::of(&ReadyDetail {
                 oldest,
+                paused: (paused > 0).then(|| t.in_paused_queues(&formats.count(paused))),
                 scheduled: (scheduled > 0).then(|| t.scheduled_count(formats.count(scheduled), scheduled)),
             }),
         },
         Figure {
             label: t.running,
-            path: Some("/jobs?status=PROCESSING"),
+            path: Some("/jobs?status=PROCESSING".into()),
             value: formats.count(data.jobs(&["SCHEDULED", "ASSIGNED", "PROCESSING"])),
             detail: escaped(&format!("{} {}", t.of, t.slots_count(formats.count(slots), slots))),
         },
         Figure {
             label: t.finished_per_minute,
             path: None,
-            value: formats.decimal(finished_per_minute(&data.minutes, formats.now)),
-            detail: escaped(&format!(
-                "{}; {} {}",
-                t.average_of_minutes,
-                formats.count(completed + failed),
-                t.in_the_last_hour
-            )),
+            value: per_minute,
+            detail: escaped(&format!("{averaged}; {} {}", formats.count(completed + failed), t.in_the_last_hour)),
         },
         Figure {
             label: t.failed_recently,
-            path: Some("/dead-letters"),
+            path: Some("/dead-letters".into()),
             value: format!("{} %", formats.decimal(share)),
             detail: escaped(&format!(
                 "{} {} {}, {}",
@@ -354,45 +327,6 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data) -> Vec<Figure> {
     ]
 }
 
-/// A chart, and the same as text for screen readers.
-struct Chart {
-    drawing: Markup,
-    text: String,
-    /// Whether nothing has finished, also in the current period.
-    is_empty: bool,
-    /// Whether nothing had finished when the current period began.
-    is_flat: bool,
-}
-
-impl Chart {
-    /// Draws the periods that have ended. The current one would look like a drop.
-    fn of(t: &Texts, formats: Formats, periods: &[Period], length: charts::Period) -> Chart {
-        let ended = periods.iter().filter(|period| has_ended(period, length, formats.now));
-        let points: Vec<Point> = ended
-            .map(|period| Point { at: period.date, completed: period.total_completed, failed: period.total_failed })
-            .collect();
-        let sum = |pick: fn(&Period) -> u64| periods.iter().map(pick).sum::<u64>();
-        let (completed, failed) = (sum(|period| period.total_completed), sum(|period| period.total_failed));
-        Chart {
-            drawing: charts::finished(formats, &points, length),
-            text: format!("{}: {}, {}: {}", t.completed, formats.count(completed), t.failed, formats.count(failed)),
-            is_empty: completed + failed == 0,
-            is_flat: points.iter().all(|point| point.completed + point.failed == 0),
-        }
-    }
-}
-
-fn has_ended(period: &Period, length: charts::Period, now: Timestamp) -> bool {
-    period.date.plus_ms(length.ms()) <= now
-}
-
-/// Returns how many jobs finish per minute: the average of the last minutes that have ended.
-fn finished_per_minute(minutes: &[Period], now: Timestamp) -> f64 {
-    let ended = minutes.iter().rev().filter(|minute| has_ended(minute, charts::Period::Minute, now));
-    let finished = ended.take(AVERAGED_MINUTES).map(|minute| minute.total_completed + minute.total_failed);
-    finished.sum::<u64>() as f64 / AVERAGED_MINUTES as f64
-}
-
 fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
     let mut due: Vec<(Timestamp, &Schedule)> =
         schedules.iter().filter_map(|schedule| Some((schedule.next_run_at?, schedule))).collect();
@@ -405,15 +339,6 @@ fn next_runs(viewer: &Viewer, schedules: &[Schedule]) -> Vec<NextRun> {
         rule: schedule.rule(viewer.texts(), formats),
     };
     due.into_iter().take(SCHEDULES).map(entry).collect()
-}
-
-/// Returns the percentiles of the current hour, or of the one before while there are none.
-fn percentiles(hours: &[Period], pick: fn(&Period) -> Percentiles) -> Percentiles {
-    hours.iter().rev().take(2).map(pick).find(|times| times.p95.is_some()).unwrap_or_default()
-}
-
-fn time(formats: Formats, ms: Option<f64>) -> String {
-    ms.map_or("–".to_owned(), |ms| formats.duration(ms as i64))
 }
 
 fn times(t: &'static Texts, formats: Formats, hours: &[Period]) -> Vec<(&'static str, [String; 3])> {
@@ -492,7 +417,7 @@ mod tests {
             (Data { schedules: late, ..Data::default() }, "/faena/schedules/s1", "nightly"),
             (Data { ready, ..Data::default() }, "/faena/about", "guardian"),
             (Data { overview, ..Data::default() }, "/faena/jobs?status=QUEUED&type=fax&queue=paper", "fax"),
-            (Data { queues: vec![parsed(queue)], ..Data::default() }, "/faena/queues", "mail"),
+            (Data { queues: vec![parsed(queue)], ..Data::default() }, "/faena/queues/mail", "mail"),
         ]
     }
 
@@ -523,6 +448,26 @@ mod tests {
         assert_eq!(found[3].detail.to_string(), "194 jobs waiting");
     }
 
+    #[test]
+    fn ready_jobs_of_paused_queues_are_named() {
+        let queue = |ready: u64, paused: Value| -> Queue {
+            let depth = json!({"CRITICAL": 0, "HIGH": 0, "NORMAL": ready, "LOW": 0, "total": ready});
+            parsed(json!({
+                "name": "mail", "depth": depth, "pending": 0, "retrying": 0, "running": 0, "strict": false,
+                "fairness": "none", "paused": paused,
+            }))
+        };
+        let detail = |language: Language, queues: Vec<Queue>| {
+            let data = Data { queues, ..Data::default() };
+            let formats = Formats { language, now: NOW, is_live: false };
+            figures(language.texts(), formats, &data)[0].detail.to_string()
+        };
+        let queues = || vec![queue(3, json!({"at": NOW})), queue(4, Value::Null), queue(1200, json!({"at": NOW}))];
+        assert_eq!(detail(Language::English, queues()), "nothing queued, 1,203 of these in paused queues");
+        assert_eq!(detail(Language::Spanish, queues()), "nada en cola, 1203 de ellos en colas en pausa");
+        assert_eq!(detail(Language::English, vec![queue(4, Value::Null)]), "nothing queued");
+    }
+
     fn times_of(hours: &[Period]) -> Vec<(&'static str, [String; 3])> {
         times(Language::English.texts(), Formats { language: Language::English, now: NOW, is_live: false }, hours)
     }
@@ -540,7 +485,9 @@ mod tests {
             "date": NOW, "totalCompleted": 900, "totalFailed": 900, "failedRuns": 0,
             "waitTime": {"p95": 1900.0}, "processingTime": {"p95": 840.0},
         }));
-        let data = Data { minutes: vec![minute(1, 30, 1), minute(0, 68, 1)], hours: vec![hour], ..Data::default() };
+        let overview = parsed(json!({"uptime": 3600}));
+        let minutes = vec![minute(1, 30, 1), minute(0, 68, 1)];
+        let data = Data { overview, minutes, hours: vec![hour], ..Data::default() };
         let formats = Formats { language: Language::English, now: NOW, is_live: false };
         let figures = figures(Language::English.texts(), formats, &data);
         let shown: Vec<(&str, String)> =

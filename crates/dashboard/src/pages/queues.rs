@@ -1,12 +1,11 @@
-//! Queues: depth, age, rate and settings, and how to pause and change them.
+//! The list of queues with depth, age, rate and settings, and the actions on a queue.
 
-use askama::Template;
-use axum::{extract::Path, response::Response};
+use axum::{extract::RawQuery, response::Response};
 use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListPage, empty_list_hint};
+use super::{ListPage, empty_list_hint, queue};
 use crate::{
     action::show_result,
     error::Failure,
@@ -14,8 +13,8 @@ use crate::{
     format::Formats,
     layout::Page,
     markup::{Markup, StateStyle, badge, bar},
-    query::segment,
-    table::{Cell, Column, Row, Table, extra_column, extra_number_column, number_column, text_column},
+    query::{Pairs, segment},
+    table::{Cell, Column, Row, Table, anchor, extra_column, extra_number_column, number_column, text_column},
     texts::Texts,
     viewer::Viewer,
 };
@@ -39,7 +38,16 @@ pub struct Queue {
     pub rate: Option<Rate>,
     pub strict: bool,
     pub fairness: String,
-    pub paused: Option<Value>,
+    pub paused: Option<Pause>,
+}
+
+#[derive(Deserialize)]
+pub struct Pause {
+    pub at: Timestamp,
+    #[serde(default)]
+    pub by: String,
+    #[serde(default)]
+    pub reason: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +72,23 @@ pub struct Rate {
     pub period_ms: u64,
 }
 
+impl Depth {
+    /// Returns the number of ready jobs of each priority, the highest first.
+    pub fn by_priority(&self) -> [(&'static str, u64); 4] {
+        [("CRITICAL", self.critical), ("HIGH", self.high), ("NORMAL", self.normal), ("LOW", self.low)]
+    }
+}
+
 impl Rate {
+    /// Writes a rate as the API reads it: `100/1m`.
+    pub fn text(&self) -> String {
+        match self.period_ms {
+            ms if ms % 60_000 == 0 => format!("{}/{}m", self.count, ms / 60_000),
+            ms if ms % 1_000 == 0 => format!("{}/{}s", self.count, ms / 1_000),
+            ms => format!("{}/{ms}ms", self.count),
+        }
+    }
+
     /// Says how many jobs may start in which time: `5 per second`, `100 per 5 s`.
     pub fn words(&self, t: &Texts) -> String {
         let period = match self.period_ms {
@@ -106,12 +130,12 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let Depth { critical, high, normal, low, total } = queue.depth;
     let parts = [("p1", critical as f64), ("p2", high as f64), ("p3", normal as f64), ("p4", low as f64)];
-    let counts = [("CRITICAL", critical), ("HIGH", high), ("NORMAL", normal), ("LOW", low)];
-    let label = counts.map(|(priority, count)| format!("{} {count}", t.priority_word(priority))).join(", ");
+    let label =
+        queue.depth.by_priority().map(|(priority, count)| format!("{} {count}", t.priority_word(priority))).join(", ");
     let later = format!("{}: {}, {}: {}", t.scheduled_jobs, queue.pending, t.retrying, queue.retrying);
     let oldest = queue.oldest.map_or_else(Markup::default, |at| formats.age(at));
     let rate = queue.rate_per_minute.map_or_else(String::new, |rate| formats.decimal(rate));
-    let link = format!("{}/jobs?queue={}", viewer.base(), segment(&queue.name));
+    let link = format!("{}{}", viewer.base(), queue_path(&queue.name));
     let settings = settings(t, queue);
     Row {
         key: queue.name.clone(),
@@ -150,79 +174,113 @@ fn settings(t: &Texts, queue: &Queue) -> Markup {
     crate::table::escaped(&parts.join(", "))
 }
 
-/// The form of one queue.
-struct QueueForm {
-    name: String,
-    path: String,
-    is_paused: bool,
-    concurrency: String,
-    is_strict: bool,
-    pending: u64,
-    retrying: u64,
+/// Returns the address of a queue's page. Browsers resolve the segments `.` and `..`, even if they are escaped.
+pub fn queue_path(name: &str) -> String {
+    match name {
+        "." | ".." => Pairs::default().with("name", name).link("/queues"),
+        name => format!("/queues/{}", segment(name)),
+    }
 }
 
-#[derive(Template)]
-#[template(path = "queue_forms.html")]
-struct QueueForms<'a> {
-    t: &'static Texts,
-    base: &'a str,
-    queues: Vec<QueueForm>,
+/// Returns a link to a queue's page.
+pub fn queue_link(viewer: &Viewer, name: &str) -> Markup {
+    anchor(&format!("{}{}", viewer.base(), queue_path(name)), name)
 }
 
-pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
+/// Lists the queues, or shows the one that the parameter `name` names.
+pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    if let Some(name) = Pairs::parse(query.as_deref()).get("name") {
+        return queue::page(&viewer, name).await;
+    }
     let list: QueueList = viewer.get("/api/v1/queues?limit=100").await?;
-    let t = viewer.texts();
     let queues: Vec<&Queue> = list.queues.iter().collect();
-    let forms = queues.iter().map(|queue| QueueForm {
-        name: queue.name.clone(),
-        path: segment(&queue.name),
-        is_paused: queue.paused.is_some(),
-        concurrency: queue.concurrency.map(|limit| limit.to_string()).unwrap_or_default(),
-        is_strict: queue.strict,
-        pending: queue.pending,
-        retrying: queue.retrying,
-    });
-    let forms = QueueForms { t, base: viewer.base(), queues: forms.collect() };
-    let mut page = ListPage::new(&viewer, t.queues, queue_table(&viewer, &queues));
-    page.below = Markup::of(&forms);
-    page.page("/queues")
+    ListPage::new(&viewer, viewer.texts().queues, queue_table(&viewer, &queues)).page("/queues")
 }
 
-pub async fn act(viewer: Viewer, Path((name, action)): Path<(String, String)>) -> Result<Response, Failure> {
-    let t = viewer.texts();
-    let done = match action.as_str() {
-        "pause" => t.queue_was_paused,
-        "resume" => t.queue_was_resumed,
-        _ => return Err(Failure::not_found(t.no_such_action)),
-    };
-    let result = viewer.post(&format!("/api/v1/queues/{}/{action}", segment(&name))).await;
-    show_result(&viewer, "/queues", result, &format!("{name}: {done}"))
-}
-
+/// The form of a queue. The name is a field, because not every name can be a segment of an address.
 #[derive(Deserialize)]
 pub struct Change {
+    name: String,
+    /// `pause`, `resume` or `save`.
+    action: String,
     #[serde(default)]
     concurrency: String,
+    #[serde(default)]
+    rate: String,
     strict: Option<String>,
+    #[serde(default)]
+    fairness: String,
 }
 
-pub async fn change(viewer: Viewer, Path(name): Path<String>, Form(form): Form<Change>) -> Result<Response, Failure> {
+pub async fn act(viewer: Viewer, Form(form): Form<Change>) -> Result<Response, Failure> {
     let t = viewer.texts();
+    let path = format!("/api/v1/queues/{}", segment(&form.name));
+    let (result, done) = match form.action.as_str() {
+        "pause" => (viewer.post(&format!("{path}/pause")).await, t.queue_was_paused),
+        "resume" => (viewer.post(&format!("{path}/resume")).await, t.queue_was_resumed),
+        "save" => (save(&viewer, &path, &form).await, t.saved),
+        _ => return Err(Failure::not_found(t.no_such_action)),
+    };
+    show_result(&viewer, &queue_path(&form.name), result, &format!("{}: {done}", form.name))
+}
+
+/// Sends the settings that differ from the current ones, so that a limit of the configuration stays one.
+async fn save(viewer: &Viewer, path: &str, form: &Change) -> Result<Value, Failure> {
+    let queue: Queue = viewer.get(path).await?;
     let mut body = Map::new();
     let concurrency = match form.concurrency.trim() {
-        "" => Value::Null,
-        text => json!(text.parse::<u64>().map_err(|_| Failure::bad_request(t.must_be_a_number))?),
+        "" => None,
+        text => Some(text.parse::<u64>().map_err(|_| Failure::bad_request(viewer.texts().must_be_a_number))?),
     };
-    body.insert("concurrency".into(), concurrency);
-    body.insert("strict".into(), json!(form.strict.is_some()));
-    let result = viewer.patch(&format!("/api/v1/queues/{}", segment(&name)), &Value::Object(body)).await;
-    show_result(&viewer, "/queues", result, &format!("{name}: {}", t.saved))
+    if concurrency != queue.concurrency {
+        body.insert("concurrency".into(), json!(concurrency));
+    }
+    let rate = form.rate.trim();
+    if rate != queue.rate.as_ref().map(Rate::text).unwrap_or_default() {
+        body.insert("rate".into(), json!(Some(rate).filter(|rate| !rate.is_empty())));
+    }
+    if form.strict.is_some() != queue.strict {
+        body.insert("strict".into(), json!(form.strict.is_some()));
+    }
+    if !form.fairness.is_empty() && form.fairness != queue.fairness {
+        body.insert("fairness".into(), json!(form.fairness));
+    }
+    match body.is_empty() {
+        true => Ok(Value::Null),
+        false => viewer.patch(path, &Value::Object(body)).await,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use faena_domain::Rate as ApiRate;
+
     use super::*;
     use crate::texts::Language;
+
+    #[test]
+    fn every_name_has_an_address_that_browsers_do_not_resolve() {
+        for (name, path) in [
+            ("mail", "/queues/mail"),
+            ("a/b c", "/queues/a%2Fb%20c"),
+            ("..", "/queues?name=.."),
+            (".", "/queues?name=."),
+            ("...", "/queues/..."),
+            ("../x", "/queues/..%2Fx"),
+            ("ñ<b>", "/queues/%C3%B1%3Cb%3E"),
+        ] {
+            assert_eq!(queue_path(name), path);
+        }
+    }
+
+    #[test]
+    fn the_form_shows_a_rate_as_the_api_reads_it() {
+        for (count, period_ms, text) in [(100, 60_000, "100/1m"), (5, 90_000, "5/90s"), (1, 250, "1/250ms")] {
+            assert_eq!(Rate { count, period_ms }.text(), text);
+            let parsed = ApiRate::parse(text).expect("a rate");
+            assert_eq!((u64::from(parsed.count), parsed.period_ms), (count, period_ms));
+        }
+    }
 
     #[test]
     fn a_rate_is_written_in_words() {

@@ -1,28 +1,29 @@
-//! Schedules: when they run next, what happened at each due time, and an editor that explains the expression.
+//! Schedules: when they run next, what happened at each due time, and the actions on them.
 
 use askama::Template;
 use axum::{
     extract::{Path, RawQuery},
-    response::{Html, IntoResponse, Response},
+    response::Response,
 };
-use faena_domain::Timestamp;
+use faena_domain::{
+    Timestamp,
+    schedule::{RunNote, Timing},
+};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-use super::{ListPage, empty_list_hint, pager};
+use super::{ListPage, empty_list_hint, pager, queues::queue_link};
 use crate::{
     action::show_result,
     content::{Hidden, content},
     error::Failure,
-    form::Form,
     format::Formats,
     layout::Page,
     markup::{Markup, StateStyle, badge},
     query::{Pairs, segment},
     reasons::english,
-    session::{self, Notice},
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
-    texts::Texts,
+    texts::{Language, Texts},
     viewer::Viewer,
 };
 
@@ -45,6 +46,8 @@ pub struct Schedule {
     pub cron_expression: Option<String>,
     pub interval_ms: Option<u64>,
     pub timezone: String,
+    #[serde(default)]
+    pub except: Vec<String>,
     #[serde(default)]
     pub explanation: Option<String>,
     pub job_name: String,
@@ -70,17 +73,34 @@ impl Schedule {
         }
     }
 
-    /// Describes its cron expression. The words exist only in English. An interval describes itself.
-    fn described(&self, viewer: &Viewer) -> Markup {
+    /// Describes its cron expression. An interval describes itself.
+    fn described(&self, viewer: &Viewer) -> String {
+        let timing = Timing {
+            cron_expression: self.cron_expression.clone(),
+            timezone: self.timezone.clone(),
+            except: self.except.clone(),
+            ..Timing::default()
+        };
         match (self.interval_ms, &self.explanation) {
-            (None, Some(text)) => english(viewer, text, &[]),
-            _ => Markup::default(),
+            (None, Some(text)) => explained(viewer, &timing, text),
+            _ => String::new(),
         }
     }
 
     pub fn is_late(&self, now: Timestamp) -> bool {
         self.is_active && self.next_run_at.is_some_and(|at| now.ms_since(at) > LATE_MS)
     }
+}
+
+/// Describes a timing in the viewer's language. `english` is what the API says about it.
+pub fn explained(viewer: &Viewer, timing: &Timing, english: &str) -> String {
+    let in_spanish = || timing.compile(viewer.now()).ok().map(|compiled| compiled.explain_in_spanish());
+    match viewer.language() {
+        Language::English => None,
+        // A stored timing may be invalid by now; the API says why.
+        Language::Spanish => in_spanish(),
+    }
+    .unwrap_or_else(|| english.to_owned())
 }
 
 pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
@@ -135,10 +155,7 @@ fn row(viewer: &Viewer, schedule: &Schedule) -> Row {
                 .note(&state(t, schedule)),
             Cell::markup(state(t, schedule)).extra(),
             Cell::text(&schedule.rule(t, formats)).extra(),
-            Cell::markup(schedule.described(viewer))
-                .titled(schedule.explanation.as_deref().filter(|_| schedule.interval_ms.is_none()).unwrap_or_default())
-                .long()
-                .extra(),
+            Cell::text(&schedule.described(viewer)).long().extra(),
             Cell::markup(time(schedule.next_run_at)).right(),
             Cell::markup(time(schedule.last_run_at)).right().extra(),
         ],
@@ -147,17 +164,24 @@ fn row(viewer: &Viewer, schedule: &Schedule) -> Row {
 
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]
-struct Preview {
-    next_runs: Vec<NextRun>,
-    explanation: Option<String>,
+pub struct Preview {
+    pub next_runs: Vec<NextRun>,
+    pub explanation: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct NextRun {
+pub struct NextRun {
     at: Timestamp,
-    local: String,
+    pub local: String,
     #[serde(default)]
-    note: Option<String>,
+    notes: Vec<RunNote>,
+}
+
+impl NextRun {
+    /// Says what daylight saving does to the run.
+    pub fn note(&self, t: &Texts) -> String {
+        self.notes.iter().map(|note| t.run_note(note)).collect::<Vec<_>>().join("; ")
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -207,7 +231,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let (preview, ticks) = tokio::join!(viewer.get::<Preview>(&preview_path), viewer.get::<Ticks>(&ticks_path));
     let (preview, ticks) = (preview.unwrap_or_default(), ticks.unwrap_or_default());
     let (t, formats) = (viewer.texts(), viewer.formats());
-    let run = |run: &NextRun| (formats.until(run.at), local_time(&run.local), run.note.clone().unwrap_or_default());
+    let run = |run: &NextRun| (formats.until(run.at), local_time(&run.local), run.note(t));
     let time = |at: Option<Timestamp>| at.map_or_else(|| escaped("–"), |at| formats.relative(at));
     let page = SchedulePage {
         t,
@@ -215,7 +239,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         state: state(t, &schedule),
         explanation: match schedule.interval_ms {
             Some(_) => escaped(&schedule.rule(t, formats)),
-            None => schedule.described(&viewer),
+            None => escaped(&schedule.described(&viewer)),
         },
         axis: axis(&preview.next_runs),
         next_runs: preview.next_runs.iter().map(run).collect(),
@@ -224,7 +248,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             (t.rule, escaped(&schedule.rule(t, formats))),
             (t.time_zone, escaped(&schedule.timezone)),
             (t.job, escaped(&schedule.job_name)),
-            (t.queue, escaped(&schedule.queue)),
+            (t.queue, queue_link(&viewer, &schedule.queue)),
             (t.next_run, time(schedule.next_run_at)),
             (t.last_run, time(schedule.last_run_at)),
             (t.runs, escaped(&formats.count(schedule.run_count))),
@@ -238,7 +262,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
 }
 
 /// Writes a time with its offset for people: `2026-11-18 02:30 +01:00`.
-fn local_time(text: &str) -> String {
+pub fn local_time(text: &str) -> String {
     match (text.get(..10), text.get(11..16), text.get(16..19), text.get(text.len().saturating_sub(6)..)) {
         (Some(day), Some(time), Some(seconds), Some(offset)) => {
             let seconds = if seconds == ":00" { "" } else { seconds };
@@ -292,116 +316,4 @@ pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> 
         _ => return Err(Failure::not_found(t.no_such_action)),
     };
     show_result(&viewer, &page, result, done)
-}
-
-/// The fields of the editor.
-#[derive(Deserialize, Default)]
-#[serde(default)]
-pub struct Fields {
-    name: String,
-    cron: String,
-    timezone: String,
-    job: String,
-    queue: String,
-    payload: String,
-}
-
-#[derive(Template)]
-#[template(path = "schedule_form.html")]
-struct ScheduleForm<'a> {
-    t: &'static Texts,
-    base: &'a str,
-    fields: &'a Fields,
-    error: Option<String>,
-    explained: String,
-}
-
-async fn form(viewer: &Viewer, fields: &Fields, error: Option<String>) -> Result<Page, Failure> {
-    let explained = explanation(viewer, &fields.cron, &fields.timezone).await;
-    let t = viewer.texts();
-    let page = ScheduleForm { t, base: viewer.base(), fields, error, explained: explained.to_string() };
-    Page::exact(t.new_schedule, "/schedules", &page)
-}
-
-pub async fn show_form(viewer: Viewer) -> Result<Page, Failure> {
-    let fields = Fields {
-        cron: "0 2 * * *".into(),
-        timezone: "UTC".into(),
-        queue: "default".into(),
-        payload: "{}".into(),
-        ..Fields::default()
-    };
-    form(&viewer, &fields, None).await
-}
-
-#[derive(Template)]
-#[template(path = "explanation.html")]
-struct Explained {
-    t: &'static Texts,
-    explanation: Markup,
-    runs: Vec<(String, String)>,
-    error: Option<String>,
-}
-
-/// Describes when an expression is due, and lists its next due times.
-async fn explanation(viewer: &Viewer, cron: &str, timezone: &str) -> Markup {
-    let body = json!({"name": "preview", "jobName": "noop", "cronExpression": cron, "timezone": timezone});
-    let t = viewer.texts();
-    let answer = viewer.post_json("/api/v1/schedules/validate", &body).await;
-    let parsed = answer.and_then(|value| serde_json::from_value::<Preview>(value).map_err(Failure::internal));
-    Markup::of(&match parsed {
-        Ok(preview) => Explained {
-            t,
-            explanation: english(viewer, &preview.explanation.unwrap_or_default(), &[]),
-            runs: preview
-                .next_runs
-                .into_iter()
-                .take(5)
-                .map(|run| (local_time(&run.local), run.note.unwrap_or_default()))
-                .collect(),
-            error: None,
-        },
-        Err(failure) => Explained { t, explanation: Markup::default(), runs: Vec::new(), error: Some(failure.message) },
-    })
-}
-
-/// Explains an expression while a person types it.
-pub async fn explain(viewer: Viewer, RawQuery(query): RawQuery) -> Html<String> {
-    let query = Pairs::parse(query.as_deref());
-    let (cron, timezone) = (query.get("cron").unwrap_or_default(), query.get("timezone").unwrap_or("UTC"));
-    Html(explanation(&viewer, cron, timezone).await.to_string())
-}
-
-pub async fn create(viewer: Viewer, Form(fields): Form<Fields>) -> Result<Response, Failure> {
-    let t = viewer.texts();
-    let payload = serde_json::from_str::<Value>(if fields.payload.trim().is_empty() { "{}" } else { &fields.payload });
-    let result = match payload {
-        Err(error) => Err(Failure::bad_request(format!("{}: {error}", t.payload))),
-        Ok(payload) => {
-            let mut body = Map::new();
-            for (name, value) in [
-                ("name", &fields.name),
-                ("cronExpression", &fields.cron),
-                ("timezone", &fields.timezone),
-                ("jobName", &fields.job),
-                ("queue", &fields.queue),
-            ] {
-                body.insert(name.into(), json!(value));
-            }
-            body.insert("jobPayload".into(), payload);
-            viewer.post_json("/api/v1/schedules", &Value::Object(body)).await
-        }
-    };
-    match result {
-        Ok(created) => {
-            let id = created["id"].as_str().unwrap_or_default();
-            let notice = Notice { is_error: false, text: t.schedule_was_created.to_owned() };
-            Ok(session::redirect(&viewer, &format!("/schedules/{id}"), Some(notice)))
-        }
-        Err(failure) if failure.needs_login() => Err(failure),
-        Err(failure) => {
-            let page = form(&viewer, &fields, Some(failure.message)).await?;
-            Ok(page.with_status(failure.status).into_response())
-        }
-    }
 }

@@ -12,6 +12,7 @@ use super::{
     ListPage, empty_list_hint,
     jobs::{self, JobList},
     pager,
+    queues::queue_link,
 };
 use crate::{
     action::show_result,
@@ -138,6 +139,12 @@ struct WorkerPage<'a> {
     is_draining: bool,
 }
 
+#[derive(Template)]
+#[template(ext = "html", source = "{% for link in links %}{% if !loop.first %}, {% endif %}{{ link }}{% endfor %}")]
+struct QueueLinks {
+    links: Vec<Markup>,
+}
+
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
     let id = segment(&id);
     let worker: Worker = viewer.get(&format!("/api/v1/workers/{id}")).await?;
@@ -164,7 +171,12 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
             (t.can_run, escaped(&worker.capabilities.join(", "))),
             (
                 t.queues,
-                escaped(&if worker.queues.is_empty() { t.all_of_them.to_owned() } else { worker.queues.join(", ") }),
+                match worker.queues.is_empty() {
+                    true => escaped(t.all_of_them),
+                    false => Markup::of(&QueueLinks {
+                        links: worker.queues.iter().map(|name| queue_link(&viewer, name)).collect(),
+                    }),
+                },
             ),
             (t.breaker, escaped(t.word(worker.breaker.as_deref().unwrap_or("–")))),
             (t.registered, formats.relative(worker.registered_at)),

@@ -12,6 +12,9 @@ pub(super) const DAY_SECONDS: i64 = 86_400;
 /// After 400 years the calendar repeats, weekdays included: a date that did not match until then never matches.
 const CALENDAR_YEARS: i16 = 400;
 
+/// The plain values of a field of days, and its items with a letter.
+pub(super) type DayField<'a> = (Vec<u16>, Vec<&'a str>);
+
 /// A parsed cron expression.
 #[derive(Clone, Debug)]
 pub(super) struct Cron {
@@ -88,6 +91,27 @@ impl Cron {
         if self.normalised.contains("LW") { words.replace("the last day of", "the last working day of") } else { words }
     }
 
+    /// Returns the seconds, minutes and hours that match, as bit masks.
+    pub(super) fn time_masks(&self) -> (u64, u64, u64) {
+        (self.seconds, self.minutes, self.hours)
+    }
+
+    /// Returns the months that match, from 1 on.
+    pub(super) fn months(&self) -> Vec<usize> {
+        (1..=12).filter(|month| self.months >> month & 1 == 1).collect()
+    }
+
+    /// Returns the days of the month and of the week that match: the plain values, and the items with a letter such as `LW`.
+    /// `None`: any day.
+    pub(super) fn day_fields(&self) -> (Option<DayField<'_>>, Option<DayField<'_>>) {
+        let fields: Vec<&str> = self.normalised.split_ascii_whitespace().collect();
+        let [.., day, _, weekday] = fields[..] else { return (None, None) };
+        (
+            (!self.days.is_dom_wildcard()).then(|| (self.days.days.values(), special_days(day))),
+            (!self.days.is_dow_wildcard()).then(|| (self.days.days_of_week.values(), special_days(weekday))),
+        )
+    }
+
     /// Returns the expression with lists of values instead of steps that croner would describe wrongly.
     fn with_listed_steps(&self) -> String {
         let fields: Vec<&str> = self.normalised.split_ascii_whitespace().collect();
@@ -147,6 +171,11 @@ impl Cron {
         let hour = bit_from(self.hours, hour + 1)?;
         Some(hour * 3600 + bit_from(self.minutes, 0)? * 60 + bit_from(self.seconds, 0)?)
     }
+}
+
+/// Returns the items of a field of days that have a letter.
+fn special_days(field: &str) -> Vec<&str> {
+    field.split(',').filter(|item| item.contains(['L', 'W', '#'])).collect()
 }
 
 /// Returns the first bit of `mask` that is set, at `from` or later.

@@ -10,6 +10,7 @@ mod outcome;
 mod template;
 mod timing;
 mod cron_fields;
+mod cron_spanish;
 mod cron_times;
 mod zone;
 
@@ -27,5 +28,5 @@ pub use definition::{
     CompiledSchedule, JobTemplate, Misfire, Overlap, Schedule, SchedulePatch, ScheduleSpec, ScheduleView,
     invalid_timing_reason,
 };
-pub use outcome::{Decision, Firing, JobStates, ScheduledRun, TickOutcome, TickRow, decide, fire, preview};
+pub use outcome::{Decision, Firing, JobStates, RunNote, ScheduledRun, TickOutcome, TickRow, decide, fire, preview};
 pub use timing::{Backlog, CompiledTiming, DstGap, DstOverlap, EarlierTicks, Tick, Timing};

@@ -3,7 +3,7 @@
 //! A decision depends only on the schedule's row (its cursor) and the time. The same row and the same time give the same
 //! decision, so any node can make it, any number of times before it is committed.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -85,8 +85,48 @@ pub struct ScheduledRun {
     pub at: Timestamp,
     /// The same time in the schedule's time zone.
     pub local: String,
+    /// The notes as one text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<RunNote>,
+}
+
+/// What daylight saving does to a run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "code", rename_all = "snake_case")]
+pub enum RunNote {
+    /// The clocks skip the local time `from`; the run is right after the gap, at `to`.
+    Moved { from: String, to: String },
+    /// The local time occurs twice, and this is the first time.
+    First,
+    /// The local time occurs twice, and this is the second time.
+    Second,
+    /// The run before this one is skipped, because the local time `from` does not exist on `day`.
+    Skipped { from: String, day: String },
+}
+
+impl From<DstNote> for RunNote {
+    fn from(note: DstNote) -> RunNote {
+        match note {
+            DstNote::Moved { from, to } => RunNote::Moved { from, to },
+            DstNote::First => RunNote::First,
+            DstNote::Second => RunNote::Second,
+        }
+    }
+}
+
+impl fmt::Display for RunNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunNote::Moved { from, to } => DstNote::Moved { from: from.clone(), to: to.clone() }.fmt(f),
+            RunNote::First => DstNote::First.fmt(f),
+            RunNote::Second => DstNote::Second.fmt(f),
+            RunNote::Skipped { from, day } => {
+                write!(f, "the run before it is skipped: {from} does not exist on {day}")
+            }
+        }
+    }
 }
 
 /// Returns up to `count` runs after `after`.
@@ -100,15 +140,15 @@ pub fn preview(compiled: &CompiledSchedule, after: Timestamp, count: usize) -> V
         let skipped_note = skipped.and_then(|other| match other.note {
             Some(DstNote::Moved { from, .. }) => {
                 let local = compiled.timing.local(other.due);
-                let day = local.get(..10).unwrap_or_default();
-                Some(format!("the run before it is skipped: {from} does not exist on {day}"))
+                Some(RunNote::Skipped { from, day: local.get(..10).unwrap_or_default().to_owned() })
             }
             _ => None,
         });
         last = tick.due;
-        let notes: Vec<String> = skipped_note.into_iter().chain(tick.note.map(|note| note.to_string())).collect();
-        let note = (!notes.is_empty()).then(|| notes.join("; "));
-        Some(ScheduledRun { at: tick.due, local: compiled.timing.local(tick.due), note })
+        let notes: Vec<RunNote> = skipped_note.into_iter().chain(tick.note.map(RunNote::from)).collect();
+        let note = notes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let note = (!note.is_empty()).then_some(note);
+        Some(ScheduledRun { at: tick.due, local: compiled.timing.local(tick.due), note, notes })
     });
     runs.take(count).collect()
 }

@@ -11,6 +11,7 @@ use super::{
     blackout::{Blackout, MAX_BLACKOUTS},
     cron::Cron,
     cron_fields::Precision,
+    cron_spanish,
     cron_times::{CronTimes, DstNote},
     zone,
 };
@@ -299,6 +300,20 @@ impl CompiledTiming {
         format!("{when}{except} ({zone})")
     }
 
+    /// Describes the timing for people who read Spanish: `A las 02:30, los lunes (Europe/Madrid)`.
+    pub fn explain_in_spanish(&self) -> String {
+        let zone = self.zone.iana_name().unwrap_or("UTC");
+        let when = match &self.recurrence {
+            Recurrence::Cron(cron) => cron_spanish::describe(cron),
+            Recurrence::Interval { first, interval_ms } => {
+                format!("Cada {} desde {}", interval_in_spanish(*interval_ms), self.local(*first))
+            }
+        };
+        let blackouts: Vec<&str> = self.blackouts.iter().map(|blackout| blackout.text.as_str()).collect();
+        let except = if blackouts.is_empty() { String::new() } else { format!(", excepto {}", blackouts.join(", ")) };
+        format!("{when}{except} ({zone})")
+    }
+
     /// Formats a time as RFC 3339 with the zone's offset at that time: `2026-03-29T03:00:00+02:00`.
     pub fn local(&self, at: Timestamp) -> String {
         let Ok(instant) = jiff::Timestamp::from_millisecond(at.as_ms()) else { return at.to_string() };
@@ -417,8 +432,17 @@ fn next_of_interval(first: Timestamp, interval_ms: i64, after: Timestamp) -> Opt
 }
 
 fn interval_words(ms: i64) -> String {
-    let units = [(86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"), (1, "millisecond")];
-    let (size, name) = units.into_iter().find(|(size, _)| ms % size == 0).unwrap_or((1, "millisecond"));
+    interval_in(ms, ["day", "hour", "minute", "second", "millisecond"])
+}
+
+fn interval_in_spanish(ms: i64) -> String {
+    interval_in(ms, ["día", "hora", "minuto", "segundo", "milisegundo"])
+}
+
+/// Writes an interval in the largest unit that divides it. In both languages the plural is one with "s".
+fn interval_in(ms: i64, names: [&str; 5]) -> String {
+    let sizes = [86_400_000, 3_600_000, 60_000, 1_000, 1];
+    let (size, name) = sizes.into_iter().zip(names).find(|(size, _)| ms % size == 0).unwrap_or((1, names[4]));
     match ms / size {
         1 => name.to_owned(),
         count => format!("{count} {name}s"),

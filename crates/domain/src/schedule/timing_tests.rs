@@ -256,6 +256,11 @@ fn a_timing_is_explained_in_words() {
     assert_eq!(explain(dark), "At 02:30, except 2026-12-25 (Europe/Madrid)");
     assert_eq!(explain(cron("*/15 * * * *")), "Every 15 minutes (Europe/Madrid)");
     assert_eq!(explain(cron("* * * * *")), "Every minute (Europe/Madrid)");
+    let spanish = |timing: Timing| compile(&madrid(timing)).explain_in_spanish();
+    assert_eq!(spanish(cron("30 2 * * MON")), "A las 02:30, los lunes (Europe/Madrid)");
+    assert_eq!(spanish(every(90_000)), "Cada 90 segundos desde 2026-01-01T01:01:30+01:00 (Europe/Madrid)");
+    let dark = Timing { except: vec!["2026-12-25".into()], ..cron("30 2 * * *") };
+    assert_eq!(spanish(dark), "A las 02:30, excepto 2026-12-25 (Europe/Madrid)");
     assert_eq!(explain(every(90_000)), "Every 90 seconds from 2026-01-01T01:01:30+01:00 (Europe/Madrid)");
     assert_eq!(explain(every(3_600_000)), "Every hour from 2026-01-01T02:00:00+01:00 (Europe/Madrid)");
 }

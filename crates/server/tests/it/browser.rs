@@ -2,6 +2,9 @@
 
 mod axe;
 mod chrome;
+mod dead_letters;
+mod queues;
+mod schedules;
 mod seed;
 
 use reqwest::StatusCode;
@@ -184,9 +187,12 @@ async fn watch_a_list(chrome: &Chrome, shell: &Shell) {
 
 async fn pause_a_queue(chrome: &Chrome) {
     chrome.open("/queues").await;
-    chrome.click("#queue-sync summary").await;
-    chrome.follow("form[action='/queues/sync/pause'] button").await;
+    chrome.follow("tr[data-key=sync] a").await;
+    assert_eq!(chrome.text("h1").await, "sync");
+    chrome.follow("button[value=pause]").await;
     assert!(chrome.text(".notice").await.contains("sync: paused"));
+    assert!(chrome.text("main .st").await.contains("paused"));
+    chrome.open("/queues").await;
     assert!(chrome.text("tr[data-key=sync]").await.contains("paused"));
 }
 

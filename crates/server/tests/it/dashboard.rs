@@ -1,5 +1,9 @@
 //! The pages of the dashboard, with the real binary: what they show, who may see them, and that hostile data is harmless.
 
+mod dead_letters;
+mod queues;
+mod schedules;
+
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -12,7 +16,7 @@ use crate::{
 };
 
 /// Every page that needs no id.
-pub const PAGES: [&str; 19] = [
+pub const PAGES: [&str; 20] = [
     "/",
     "/jobs",
     "/jobs/new",
@@ -22,6 +26,7 @@ pub const PAGES: [&str; 19] = [
     "/schedules",
     "/schedules/new",
     "/dead-letters",
+    "/dead-letters/bulk/delete?type=invoice.send&error=503",
     "/tasks",
     "/approvals",
     "/machines",
@@ -217,10 +222,12 @@ async fn what_needs_a_person_is_on_the_first_page() {
     // A paused queue would keep it.
     faena.wait_for_state(&failing, "FAILED").await;
     faena.post("/api/v1/queues/default/pause", json!({})).await;
+    faena.submit(json!({"name": "noop"})).await;
+    assert!(browser.text("/").await.contains("1 of these in paused queues"), "no worker can take the ready job");
     for (link, text) in [
         ("/dead-letters", "1 dead letter"),
         ("/events", "Sink is down: “hook”"),
-        ("/queues", "Queue is paused: “default”"),
+        ("/queues/default", "Queue is paused: “default”"),
     ] {
         eventually(text, async || {
             let overview = browser.text("/").await;
@@ -237,10 +244,10 @@ async fn a_queue_is_paused_and_a_task_is_approved_in_the_browser() {
     let shell = Shell::start(&[]).await;
     shell.faena.submit(json!({"name": "invoice.send", "queue": "billing"})).await;
     let mut browser = Browser::new(&shell.faena);
-    browser.submit("/queues/billing/pause", &[]).await;
+    browser.submit("/queues", &[("name", "billing"), ("action", "pause")]).await;
     assert!(browser.text("/queues").await.contains("paused"));
-    browser.submit("/queues/billing/resume", &[]).await;
-    browser.submit("/queues/billing", &[("concurrency", "3")]).await;
+    browser.submit("/queues", &[("name", "billing"), ("action", "resume")]).await;
+    browser.submit("/queues", &[("name", "billing"), ("action", "save"), ("concurrency", "3")]).await;
     let (_, queue) = shell.faena.get("/api/v1/queues/billing").await;
     assert_eq!((&queue["paused"], &queue["concurrency"]), (&Value::Null, &json!(3)));
 
@@ -300,7 +307,8 @@ async fn with_keys_a_viewer_logs_in_and_other_sites_can_do_nothing() {
     let about = browser.text("/about").await;
     assert!(about.contains("scope admin sees the configuration") && !about.contains("database.url"), "{about}");
     // A page of another site cannot act with the rights of the viewer, even if the browser sent the cookie.
-    let forged = browser.submit_from("/queues/default/pause", &[], "https://evil.example").await;
+    let forged =
+        browser.submit_from("/queues", &[("name", "default"), ("action", "pause")], "https://evil.example").await;
     assert_eq!(forged.status(), StatusCode::SEE_OTHER);
     assert!(browser.text("/queues").await.contains("class=\"notice error\""));
     browser.submit("/logout", &[]).await;
@@ -485,7 +493,7 @@ async fn the_page_of_a_cancelled_job_says_who_cancelled_it() {
 async fn a_visit_to_the_address_of_an_action_shows_a_page() {
     let shell = Shell::start(&[]).await;
     let mut browser = Browser::new(&shell.faena);
-    let answer = browser.get("/queues/mail").await;
+    let answer = browser.get("/schedules/x/trigger").await;
     assert_eq!(answer.status(), StatusCode::NOT_FOUND);
     let page = answer.text().await.unwrap();
     assert!(page.contains("There is no page at this address."), "{page}");

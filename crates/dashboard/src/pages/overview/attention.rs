@@ -1,6 +1,6 @@
 //! What needs a person now.
 
-use super::{Data, Oldest};
+use super::{super::queues::queue_path, Data, Oldest};
 use crate::{
     format::Formats,
     markup::{Markup, StateStyle, icon},
@@ -92,7 +92,12 @@ pub fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<At
     for queue in data.queues.iter().filter(|queue| queue.paused.is_some()) {
         let detail =
             format!("{} {}", t.jobs_count(formats.count(queue.depth.total), queue.depth.total), t.waiting_word);
-        add(StateStyle::Paused, "/queues", format!("{} {}", t.queue_paused, t.quoted(&queue.name)), escaped(&detail));
+        add(
+            StateStyle::Paused,
+            &queue_path(&queue.name),
+            format!("{} {}", t.queue_paused, t.quoted(&queue.name)),
+            escaped(&detail),
+        );
     }
     found
 }
