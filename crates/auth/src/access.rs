@@ -87,7 +87,7 @@ impl Access {
         &self.groups
     }
 
-    /// Returns whether the caller may see what jobs and tasks carry: payloads, results, data, logs and errors.
+    /// Returns whether the caller may see payloads, results, data, logs and errors of jobs and tasks.
     pub fn sees_payloads(&self) -> bool {
         self.sees_payloads
     }

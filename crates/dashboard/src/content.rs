@@ -1,4 +1,4 @@
-//! Shows what jobs and tasks carry: as JSON, or the reason why it is hidden.
+//! Shows payloads, results and data of jobs and tasks: as JSON, or the reason why they are hidden.
 
 use askama::Template;
 use serde_json::Value;

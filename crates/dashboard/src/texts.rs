@@ -97,7 +97,7 @@ texts! {
     keys: "API keys", "Claves de API";
     about: "About", "Acerca de";
 
-    payload_is_hidden: "Your API key does not show what jobs and tasks carry.", "Tu clave de API no muestra los datos de los trabajos ni de las tareas.";
+    payload_is_hidden: "Your API key does not show payloads, results and errors.", "Tu clave de API no muestra los datos de los trabajos ni de las tareas.";
     texts_are_hidden: "Your API key hides the texts.", "Tu clave de API oculta los textos.";
 
     // Overview

@@ -109,7 +109,7 @@ async fn no_page_of_the_dashboard_shows_a_payload_to_a_key_without_payloads() {
     assert!(ordinary.text("/keys").await.contains("read, payloads hidden"));
     let mut viewer = browser_of(&shell.faena, viewer).await;
     for (language, explained) in
-        [("en", "does not show what jobs and tasks carry"), ("es", "no muestra los datos de los trabajos")]
+        [("en", "does not show payloads, results and errors"), ("es", "no muestra los datos de los trabajos")]
     {
         (viewer.language, ordinary.language) = (language, language);
         for path in PAGES.iter().copied().chain(pages.iter().map(String::as_str)) {
