@@ -425,6 +425,7 @@ fn commit_group(
     let mut weight = 0;
     let mut answers = Vec::new();
     let mut outcome = execute(connection, "BEGIN IMMEDIATE").and_then(|()| check_file(&tx));
+    let has_begun = outcome.is_ok();
     let mut next = Some(first);
     while let Some(call) = next {
         weight += call.weight;
@@ -438,7 +439,10 @@ fn commit_group(
             Err(_) => answers.push((call.run)(None).1),
         }
         let has_room = answers.len() < MAX_GROUP_CALLS && weight < GROUP_WEIGHT;
-        next = followers.as_mut().filter(|_| has_room).and_then(|calls| calls.try_recv().ok());
+        // After a call has lost the transaction, those that wait are run in the next one. If it could not begin, they fail too:
+        // each of them would wait again as long as this one for the lock of the file.
+        let is_lost = has_begun && outcome.is_err();
+        next = followers.as_mut().filter(|_| has_room && !is_lost).and_then(|calls| calls.try_recv().ok());
     }
     if outcome.is_ok() {
         outcome = write_counters(&tx).and_then(|()| execute(connection, "COMMIT"));
@@ -556,3 +560,6 @@ pub fn cause(error: rusqlite::Error) -> Cause {
         other => other.to_string().into(),
     }
 }
+
+#[cfg(test)]
+mod tests;
