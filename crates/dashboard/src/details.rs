@@ -1,8 +1,11 @@
-//! LogDetails of logs and events in the viewer's language. The API stores them as English text.
+//! Details of logs and events in the viewer's language. The API stores them as English text.
 //!
 //! `faena_domain::LogDetails` reads what the server has written. Everything else comes from workers and callers, and is shown as it is.
 
-use faena_domain::{AfterAttempt, DeliveryOutcome, LogDetails};
+use faena_domain::{
+    AfterAttempt, DeliveryOutcome, LogDetails,
+    schedule::{Misfire, ScheduleReason},
+};
 
 use crate::{
     format::Formats,
@@ -41,6 +44,37 @@ const WRITTEN_BY_SERVER: [&str; 11] = [
 pub fn cause(viewer: &Viewer, text: &str) -> Markup {
     let text = cause_text(viewer.texts(), text).unwrap_or_else(|| text.to_owned());
     prose(viewer, &text, &[])
+}
+
+/// Returns why a due time has created no job, or why a schedule has ended, with links.
+pub fn schedule_reason(viewer: &Viewer, text: &str) -> Markup {
+    let translated = match viewer.language() {
+        Language::English => None,
+        Language::Spanish => ScheduleReason::read(text).map(schedule_reason_in_spanish),
+    };
+    match translated {
+        Some(text) => prose(viewer, &text, &[]),
+        None => english(viewer, text, &[]),
+    }
+}
+
+fn schedule_reason_in_spanish(reason: ScheduleReason) -> String {
+    const NO_SERVER: &str = "no había ningún servidor en marcha a tiempo";
+    match reason {
+        ScheduleReason::Blackout { except } => format!("excluida por {except}"),
+        ScheduleReason::Missed(Misfire::RunOnce) => {
+            format!("{NO_SERVER}; solo se crea un trabajo, para la última hora prevista")
+        }
+        ScheduleReason::Missed(Misfire::Skip) => format!("{NO_SERVER}; las horas perdidas se omiten"),
+        ScheduleReason::Missed(Misfire::CatchUp) => {
+            format!("{NO_SERVER}; se perdieron más horas de las que se recuperan")
+        }
+        ScheduleReason::Unfinished { job } => format!("el trabajo {job} de una hora anterior no ha terminado"),
+        ScheduleReason::Waiting { job } => format!("el trabajo {job} ya está esperando"),
+        ScheduleReason::Replaced { by } => format!("la sustituye el trabajo de {by}, cuya hora también ha llegado"),
+        ScheduleReason::MaxRuns { max } => format!("se alcanzó el número máximo de ejecuciones: {max}"),
+        ScheduleReason::NoneLeft => "no queda ninguna hora prevista".to_owned(),
+    }
 }
 
 /// Returns why a job was cancelled in the viewer's language, or `None` if a caller gave the reason.

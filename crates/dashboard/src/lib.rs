@@ -13,6 +13,7 @@ mod content;
 mod counts;
 mod details;
 mod error;
+mod findings;
 mod form;
 mod format;
 mod layout;

@@ -97,13 +97,13 @@ texts! {
     keys: "API keys", "Claves de API";
     about: "About", "Acerca de";
 
-    payload_is_hidden: "Your API key does not show payloads, results and errors.", "Tu clave de API no muestra los datos de los trabajos ni de las tareas.";
-    texts_are_hidden: "Your API key hides the texts.", "Tu clave de API oculta los textos.";
+    payload_is_hidden: "Your API key does not show payloads, results or errors.", "Tu clave de API no muestra los datos de los trabajos ni de las tareas.";
+    log_messages_are_hidden: "Your API key does not show the messages of the log.", "Tu clave de API no muestra los mensajes del registro.";
 
     // Overview
     search_jobs: "Search jobs, tags, ids", "Buscar trabajos, etiquetas, ids";
-    needs_a_person: "Needs attention", "Requiere atención";
-    nothing_needs_you: "Nothing needs attention right now.", "Ahora mismo no hay nada que requiera tu atención.";
+    needs_attention: "Needs attention", "Requiere atención";
+    nothing_needs_attention: "Nothing needs attention right now.", "Ahora mismo no hay nada que requiera tu atención.";
     oldest: "oldest", "espera máxima:";
     oldest_title: "Oldest", "Más antiguo";
     sink_down: "Sink is down:", "Destino caído:";
@@ -295,7 +295,7 @@ texts! {
     rate_help: "Rate, like 100/1m", "Ritmo, como 100/1m";
     remove: "Remove", "Quitar";
     remove_limit_question: "Remove the limit of", "¿Quitar el límite de";
-    limit_was_removed: "The limit was removed; what the configuration says applies again.", "Se quitó el límite; vuelve a valer lo que dice la configuración.";
+    limit_was_removed: "The limit was removed; the limit in the configuration, if any, applies again.", "Se quitó el límite; vuelve a valer lo que dice la configuración.";
 
     // Schedules
     rule: "Rule", "Regla";
@@ -340,6 +340,7 @@ texts! {
     dst_gap: "When the clocks skip its time", "Si el cambio de hora se salta su hora";
     dst_overlap: "When its time occurs twice", "Si su hora ocurre dos veces";
     except: "Except (a day, a range or a cron expression per line)", "Excepto (un día, un intervalo o una expresión cron por línea)";
+    excluded: "Except", "Excepto";
     jitter: "Random delay per job, up to", "Retraso aleatorio por trabajo, hasta";
     max_runs: "Maximum number of runs", "Número máximo de ejecuciones";
     misfire_grace: "A due time is missed after", "Una hora prevista se pierde tras";
@@ -443,7 +444,7 @@ texts! {
 
     // Trace, audit, keys, about
     trace_help: "Enter a correlation id to see everything that has it: jobs, tasks, webhooks, events.", "Introduce un id de correlación para ver los trabajos, tareas, webhooks y eventos que lo tienen.";
-    nothing_carries_this_id: "Nothing has this correlation id, or it has expired.", "No hay nada con este id de correlación, o ya ha caducado.";
+    nothing_has_this_id: "Nothing has this correlation id, or it has expired.", "No hay nada con este id de correlación, o ya ha caducado.";
     entries: "Entries", "Entradas";
     repeated_events_left_out: "without events that repeat a log entry", "sin los eventos que repiten una entrada del registro";
     job_or_task: "Job or task", "Trabajo o tarea";
@@ -454,9 +455,9 @@ texts! {
     no_audit: "Nothing has been changed yet.", "Todavía no se ha modificado nada.";
     scopes: "Scopes", "Permisos";
     scope_read: "see everything except the audit log, keys and rejected events", "ver todo excepto la auditoría, las claves y los eventos rechazados";
-    scope_write: "also submit, cancel and retry jobs, change schedules and queues, decide about tasks", "además, enviar, cancelar y reintentar trabajos, modificar planificaciones y colas, decidir sobre tareas";
+    scope_write: "also submit, cancel and retry jobs, change schedules and queues, decide on tasks", "además, enviar, cancelar y reintentar trabajos, modificar planificaciones y colas, decidir sobre tareas";
     scope_worker: "for workers: claim jobs and report on them; sees nothing else", "para workers: recibir trabajos e informar de ellos; no ve nada más";
-    scope_admin: "everything, also limits, keys, the audit log and rejected events", "todo, también límites, claves, auditoría y eventos rechazados";
+    scope_admin: "everything, including limits, keys, the audit log and rejected events", "todo, incluidos límites, claves, auditoría y eventos rechazados";
     last_used: "Last used", "Último uso";
     revoked: "Revoked", "Revocada";
     expired: "Expired", "Caducada";
@@ -486,18 +487,18 @@ texts! {
     checks_started: "The checks are running.", "Las comprobaciones están en marcha.";
     checks_help: "They read the whole database, and run at most once a minute.", "Leen toda la base de datos y se ejecutan como máximo una vez por minuto.";
     never_checked: "This node has checked nothing since it started.", "Este nodo no ha comprobado nada desde que arrancó.";
-    nothing_found: "Nothing was found.", "No se ha encontrado ningún problema.";
+    nothing_found: "No problems were found.", "No se ha encontrado ningún problema.";
     checks_failed: "The checks failed:", "Las comprobaciones han fallado:";
     last_check: "Last check", "Última comprobación";
     code: "Code", "Código";
     finding: "Finding", "Resultado";
     advice: "What to do", "Qué hacer";
-    checks_need_admin: "An API key with the scope admin sees the findings.", "Para ver los resultados hace falta una clave de API con el permiso admin.";
+    checks_need_admin: "To see the findings, log in with an API key with the scope admin.", "Para ver los resultados hace falta una clave de API con el permiso admin.";
     configuration: "Configuration", "Configuración";
     key_title: "Key", "Clave";
     value: "Value", "Valor";
     line: "line", "línea";
-    needs_admin: "An API key with the scope admin sees the configuration.", "Para ver la configuración hace falta una clave de API con el permiso admin.";
+    needs_admin: "To see the configuration, log in with an API key with the scope admin.", "Para ver la configuración hace falta una clave de API con el permiso admin.";
 }
 
 impl Texts {

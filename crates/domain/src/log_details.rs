@@ -1,4 +1,4 @@
-//! LogDetails that the server writes into logs of jobs and into traces.
+//! Details that the server writes into logs of jobs and into traces.
 //!
 //! Logs store details as English text, because workers write them too. This module is the only place that writes the server's own
 //! ones, and it reads them back, so that a page can show them in another language. A test reads every form that it writes.
@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::{JobState, Timestamp};
 
-/// LogDetails of a log entry or of an entry of a trace.
+/// Details of a log entry or of an entry of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogDetails<'a> {
     /// Which worker received the job.

@@ -9,11 +9,12 @@ use serde_json::Value;
 use crate::{
     action::show_result,
     error::Failure,
+    findings::kind,
     layout::Page,
     markup::{Markup, StateStyle, badge},
     reasons::english,
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
-    texts::Texts,
+    texts::{Language, Texts},
     viewer::Viewer,
 };
 
@@ -161,15 +162,17 @@ fn node_table(viewer: &Viewer, nodes: &[Node]) -> Table {
 
 fn checks_panel(viewer: &Viewer, report: DoctorReport) -> Result<ChecksPanel, Failure> {
     let t = viewer.texts();
-    let text = |text: &str| english(viewer, text, &[]);
-    let row = |finding: &Finding| Row {
-        key: finding.code.clone(),
-        cells: vec![
-            Cell::markup(badge(severity_style(&finding.severity), t.word(&finding.severity))),
-            Cell::text(&finding.code).extra(),
-            Cell::markup(text(&finding.text)).with("wrap").note(&text(&finding.advice)),
-            Cell::markup(text(&finding.advice)).with("wrap").extra(),
-        ],
+    let row = |finding: &Finding| {
+        let (text, advice) = finding_texts(viewer, finding);
+        Row {
+            key: finding.code.clone(),
+            cells: vec![
+                Cell::markup(badge(severity_style(&finding.severity), t.word(&finding.severity))),
+                Cell::text(&finding.code).extra(),
+                Cell::markup(text).with("wrap").note(&advice),
+                Cell::markup(advice).with("wrap").extra(),
+            ],
+        }
     };
     let table = Table {
         columns: vec![text_column(t.state), extra_column(t.code), text_column(t.finding), extra_column(t.advice)],
@@ -183,6 +186,24 @@ fn checks_panel(viewer: &Viewer, report: DoctorReport) -> Result<ChecksPanel, Fa
         error: report.error,
         findings: table.render().map_err(Failure::internal)?,
     })
+}
+
+#[derive(Template)]
+#[template(ext = "html", source = "{{ meaning }}: {{ text }}")]
+struct Translated {
+    meaning: &'static str,
+    text: Markup,
+}
+
+/// Returns what was found and what to do about it. In Spanish, the text of the API follows with its details.
+fn finding_texts(viewer: &Viewer, finding: &Finding) -> (Markup, Markup) {
+    let text = english(viewer, &finding.text, &[]);
+    match (viewer.language(), kind(&finding.code)) {
+        (Language::Spanish, Some(kind)) => {
+            (Markup::of(&Translated { meaning: kind.meaning, text }), escaped(kind.advice))
+        }
+        _ => (text, english(viewer, &finding.advice, &[])),
+    }
 }
 
 fn severity_style(severity: &str) -> StateStyle {

@@ -45,7 +45,7 @@ struct Zone {}
 /// The actor and the target of an entry, in the second line of a narrow table.
 #[derive(Template)]
 #[template(ext = "html", source = "{{ actor }}: {{ target }}")]
-struct Noted<'a> {
+struct ActorAndTarget<'a> {
     actor: &'a str,
     target: &'a Markup,
 }
@@ -75,7 +75,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             Cell::markup(formats.moment(entry.at)),
             Cell::text(&entry.action)
                 .with("main")
-                .note(&Markup::of(&Noted { actor: &entry.actor, target: &target(&viewer, entry) })),
+                .note(&Markup::of(&ActorAndTarget { actor: &entry.actor, target: &target(&viewer, entry) })),
             Cell::text(&entry.actor).extra(),
             Cell::markup(target(&viewer, entry)).titled(&entry.target).with("main").extra(),
             Cell::number(&formats.count(entry.count)).extra(),

@@ -1,4 +1,4 @@
-//! One module per page, in the order of the navigation.
+//! The pages and their routes. The routes are in the order of the navigation.
 
 mod about;
 mod audit;
@@ -90,7 +90,7 @@ pub fn routes() -> Router<Dashboard> {
         .method_not_allowed_fallback(wrong_method)
 }
 
-/// Answers a request with a wrong method: mostly one for the address of an action, which only forms send.
+/// Answers a request with a wrong method, such as a GET request for a path to which only forms post.
 async fn wrong_method(viewer: Viewer, method: Method) -> Failure {
     let status = if method == Method::GET { StatusCode::NOT_FOUND } else { StatusCode::METHOD_NOT_ALLOWED };
     Failure::new(status, viewer.texts().no_such_page.to_owned())

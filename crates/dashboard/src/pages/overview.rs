@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_needs_a_person_is_listed_once_with_a_link() {
+    fn everything_that_needs_attention_is_listed_once_with_a_link() {
         for language in [Language::English, Language::Spanish] {
             let formats = Formats { language, now: NOW, is_live: false };
             for (data, link, text) in problems() {

@@ -16,12 +16,12 @@ use super::{ListPage, empty_list_hint, pager, queues::queue_link};
 use crate::{
     action::show_result,
     content::{Hidden, content},
+    details::schedule_reason,
     error::Failure,
     format::Formats,
     layout::Page,
     markup::{Markup, StateStyle, badge},
     query::{Pairs, segment},
-    reasons::english,
     table::{Cell, Row, Table, escaped, extra_column, extra_number_column, number_column, text_column},
     texts::{Language, Texts},
     viewer::Viewer,
@@ -55,11 +55,23 @@ pub struct Schedule {
     #[serde(default)]
     pub hidden: Hidden,
     pub queue: String,
+    pub description: Option<String>,
+    pub start_at: Option<Timestamp>,
+    pub end_at: Option<Timestamp>,
+    pub dst_gap: Option<String>,
+    pub dst_overlap: Option<String>,
+    #[serde(default)]
+    pub jitter_ms: u64,
+    pub max_runs: Option<u64>,
     pub misfire: String,
+    pub misfire_grace_ms: Option<u64>,
+    pub catch_up_limit: Option<u64>,
     pub overlap: String,
     pub is_active: bool,
     pub next_run_at: Option<Timestamp>,
     pub last_run_at: Option<Timestamp>,
+    /// Why it has ended.
+    pub finished: Option<String>,
     pub run_count: u64,
 }
 
@@ -232,7 +244,6 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let (preview, ticks) = (preview.unwrap_or_default(), ticks.unwrap_or_default());
     let (t, formats) = (viewer.texts(), viewer.formats());
     let run = |run: &NextRun| (formats.until(run.at), local_time(&run.local), run.note(t));
-    let time = |at: Option<Timestamp>| at.map_or_else(|| escaped("–"), |at| formats.relative(at));
     let page = SchedulePage {
         t,
         base: viewer.base(),
@@ -244,21 +255,48 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         axis: axis(&preview.next_runs),
         next_runs: preview.next_runs.iter().map(run).collect(),
         ticks: tick_table(&viewer, &ticks.ticks).render().map_err(Failure::internal)?,
-        details: vec![
-            (t.rule, escaped(&schedule.rule(t, formats))),
-            (t.time_zone, escaped(&schedule.timezone)),
-            (t.job, escaped(&schedule.job_name)),
-            (t.queue, queue_link(&viewer, &schedule.queue)),
-            (t.next_run, time(schedule.next_run_at)),
-            (t.last_run, time(schedule.last_run_at)),
-            (t.runs, escaped(&formats.count(schedule.run_count))),
-            (t.misfire, escaped(t.word(&schedule.misfire))),
-            (t.overlap, escaped(t.word(&schedule.overlap))),
-        ],
+        details: details(&viewer, &schedule),
         payload: content(t, &schedule.hidden, "jobPayload", &schedule.job_payload),
         schedule: &schedule,
     };
     Page::new(schedule.name.clone(), "/schedules", &page)
+}
+
+/// Lists the settings of a schedule. Those that have no effect on it are left out.
+fn details(viewer: &Viewer, schedule: &Schedule) -> Vec<(&'static str, Markup)> {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let time = |at: Option<Timestamp>| at.map_or_else(|| escaped("–"), |at| formats.relative(at));
+    let word = |value: &Option<String>| value.as_deref().map(|value| escaped(t.word(value)));
+    let duration = |ms: u64| escaped(&formats.duration(ms as i64));
+    let except = (!schedule.except.is_empty()).then(|| escaped(&schedule.except.join("; ")));
+    let is_cron = schedule.cron_expression.is_some();
+    let catches_up = schedule.misfire == "catch_up";
+    let runs = match schedule.max_runs {
+        Some(max) => format!("{} / {}", formats.count(schedule.run_count), formats.count(max)),
+        None => formats.count(schedule.run_count),
+    };
+    let all = [
+        (t.description, schedule.description.as_deref().map(escaped)),
+        (t.rule, Some(escaped(&schedule.rule(t, formats)))),
+        (t.time_zone, Some(escaped(&schedule.timezone))),
+        (t.start_at, schedule.start_at.filter(|at| *at > viewer.now()).map(|at| formats.moment(at))),
+        (t.end_at, schedule.end_at.map(|at| formats.moment(at))),
+        (t.excluded, except),
+        (t.dst_gap, word(&schedule.dst_gap).filter(|_| is_cron)),
+        (t.dst_overlap, word(&schedule.dst_overlap).filter(|_| is_cron)),
+        (t.job, Some(escaped(&schedule.job_name))),
+        (t.queue, Some(queue_link(viewer, &schedule.queue))),
+        (t.next_run, Some(time(schedule.next_run_at))),
+        (t.schedule_has_ended, schedule.finished.as_deref().map(|reason| schedule_reason(viewer, reason))),
+        (t.last_run, Some(time(schedule.last_run_at))),
+        (t.runs, Some(escaped(&runs))),
+        (t.misfire, Some(escaped(t.word(&schedule.misfire)))),
+        (t.misfire_grace, schedule.misfire_grace_ms.map(duration)),
+        (t.catch_up_limit, schedule.catch_up_limit.filter(|_| catches_up).map(|limit| escaped(&formats.count(limit)))),
+        (t.overlap, Some(escaped(t.word(&schedule.overlap)))),
+        (t.jitter, Some(schedule.jitter_ms).filter(|ms| *ms > 0).map(duration)),
+    ];
+    all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 /// Writes a time with its offset for people: `2026-11-18 02:30 +01:00`.
@@ -285,7 +323,7 @@ fn tick_table(viewer: &Viewer, ticks: &[Tick]) -> Table {
     let row = |tick: &Tick| {
         let job = match &tick.job_id {
             Some(id) => Cell::link(&format!("{}/jobs/{id}", viewer.base()), &crate::format::short_id(id)),
-            None => Cell::markup(english(viewer, tick.reason.as_deref().unwrap_or_default(), &[])),
+            None => Cell::markup(schedule_reason(viewer, tick.reason.as_deref().unwrap_or_default())),
         };
         let state = badge(StateStyle::of(&tick.outcome), t.word(&tick.outcome));
         Row {

@@ -122,7 +122,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
     page.page("/webhooks")
 }
 
-/// States in the order in which a person wants to see them.
+/// States, those that need attention first.
 const STATES: [&str; 4] = ["FAILED", "WAITING", "SENDING", "DELIVERED"];
 
 #[derive(Template)]
@@ -143,7 +143,7 @@ fn chips(viewer: &Viewer, query: &Pairs) -> Vec<Chip> {
     STATES.into_iter().map(chip).collect()
 }
 
-/// Reads a webhook that is not delivered with its attempts, which the list of the API does not have.
+/// Reads a webhook that is not delivered together with its attempts, which the API's list does not contain.
 async fn details(viewer: &Viewer, webhook: &Webhook) -> Option<Webhook> {
     if webhook.state == "DELIVERED" {
         return None;
@@ -165,7 +165,8 @@ fn why_not_delivered(t: &Texts, webhook: &Webhook) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-/// Returns when a webhook that waits is sent. Of one that is being sent, the API says when that ends at the latest.
+/// Returns when a waiting webhook is sent. Empty in other states: while a webhook is being sent, `due_at` is the latest
+/// end of that attempt.
 fn next_attempt(viewer: &Viewer, webhook: &Webhook) -> Markup {
     // Until its receiver's circuit closes, a webhook that is due is not sent.
     let due = webhook.circuit_open_until().or(webhook.due_at);

@@ -7,6 +7,7 @@ mod definition;
 mod blackout;
 
 mod outcome;
+mod reason;
 mod template;
 mod timing;
 mod cron_fields;
@@ -29,4 +30,5 @@ pub use definition::{
     invalid_timing_reason,
 };
 pub use outcome::{Decision, Firing, JobStates, RunNote, ScheduledRun, TickOutcome, TickRow, decide, fire, preview};
+pub use reason::ScheduleReason;
 pub use timing::{Backlog, CompiledTiming, DstGap, DstOverlap, EarlierTicks, Tick, Timing};

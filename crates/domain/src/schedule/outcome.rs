@@ -9,8 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Backlog, CompiledSchedule, CompiledTiming, DstGap, DstNote, EarlierTicks, Misfire, Overlap, Schedule, Tick, Timing,
-    template,
+    Backlog, CompiledSchedule, CompiledTiming, DstGap, DstNote, EarlierTicks, Misfire, Overlap, Schedule,
+    ScheduleReason, Tick, Timing, template,
 };
 use crate::{JobId, JobState, NewJob, OnParentFailure, ScheduleId, Timestamp};
 
@@ -209,10 +209,13 @@ pub fn decide(compiled: &CompiledSchedule, now: Timestamp) -> Decision {
     };
     let (missed, kept) = due.split_at(due.len().saturating_sub(kept));
     let recorder = TickRecorder { schedule_id: compiled.schedule.id, now };
-    let in_blackout = |tick: &Tick| format!("in a blackout: {}", tick.blackout.as_deref().unwrap_or_default());
+    let in_blackout = |tick: &Tick| {
+        let except = tick.blackout.as_deref().unwrap_or_default();
+        ScheduleReason::Blackout { except }.to_string()
+    };
     let mut not_fired = recorder.record(&blacked_out, None, TickOutcome::Skipped, in_blackout);
-    let reason = missed_reason(spec.misfire);
-    not_fired.extend(recorder.record(missed, backlog.earlier.as_ref(), TickOutcome::Missed, |_| reason.into()));
+    let is_missed = |_: &Tick| ScheduleReason::Missed(spec.misfire).to_string();
+    not_fired.extend(recorder.record(missed, backlog.earlier.as_ref(), TickOutcome::Missed, is_missed));
     let cursor_at = backlog.latest.last().map_or(*cursor_at, |tick| tick.due);
     let next_at = compiled.timing.next(cursor_at).map(|tick| tick.due);
     Decision { due: kept.iter().map(|tick| tick.due).collect(), not_fired, cursor_at, next_at }
@@ -263,16 +266,6 @@ impl TickRecorder {
             rows.push(TickRow { through_at: Some(last), count, ..row(first, text) });
         }
         rows
-    }
-}
-
-fn missed_reason(misfire: Misfire) -> &'static str {
-    match misfire {
-        Misfire::RunOnce => {
-            "no server was running in time; misfire \"run_once\" creates one job for the latest due time"
-        }
-        Misfire::Skip => "no server was running in time; misfire \"skip\" creates no job",
-        Misfire::CatchUp => "no server was running in time; more due times were missed than catchUpLimit allows",
     }
 }
 
@@ -342,11 +335,11 @@ fn skip_reason(
     let unfinished = &compiled.schedule.recent;
     match compiled.schedule.spec.overlap {
         Overlap::Allow => None,
-        Overlap::Skip => unfinished.last().map(|job| format!("job {job} of an earlier due time has not finished")),
-        Overlap::QueueOne => waiting.map(|job| format!("job {job} is already waiting")),
+        Overlap::Skip => unfinished.last().map(|job| ScheduleReason::Unfinished { job: &job.to_string() }.to_string()),
+        Overlap::QueueOne => waiting.map(|job| ScheduleReason::Waiting { job: &job.to_string() }.to_string()),
         Overlap::CancelPrevious => {
             let later = last_due.filter(|last| *last > due);
-            later.map(|later| format!("replaced by the job of {later}, which is also due"))
+            later.map(|by| ScheduleReason::Replaced { by }.to_string())
         }
     }
 }
@@ -371,14 +364,14 @@ impl CompiledSchedule {
     fn finish_if_over(&mut self) {
         let schedule = &mut self.schedule;
         let reason = match schedule.spec.max_runs {
-            Some(max) if schedule.runs >= max => Some(format!("maxRuns reached: {max} of {max} runs")),
-            _ if schedule.next_at.is_none() => Some("no due time is left".into()),
+            Some(max) if schedule.runs >= max => Some(ScheduleReason::MaxRuns { max }),
+            _ if schedule.next_at.is_none() => Some(ScheduleReason::NoneLeft),
             _ => None,
         };
         if reason.is_some() {
             schedule.is_active = false;
             schedule.next_at = None;
-            schedule.finished = reason;
+            schedule.finished = reason.map(|reason| reason.to_string());
         }
     }
 

@@ -105,7 +105,7 @@ impl Browser {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_page_works_in_both_languages_and_forbids_everything_from_elsewhere() {
+async fn every_page_works_in_both_languages_and_loads_nothing_from_other_sites() {
     let shell = Shell::start(&[]).await;
     let mut browser = Browser::new(&shell.faena);
     for language in ["en", "es"] {
@@ -209,7 +209,7 @@ async fn failed_jobs_are_retried_together_after_a_dry_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_needs_a_person_is_on_the_first_page() {
+async fn what_needs_attention_is_on_the_first_page() {
     let folder = tempfile::tempdir().unwrap();
     let sink = "[[sink]]\nname = \"hook\"\nkind = \"webhook\"\nurl = \"http://127.0.0.1:9/\"\n";
     std::fs::write(folder.path().join("faena.toml"), sink).unwrap();
@@ -219,7 +219,7 @@ async fn what_needs_a_person_is_on_the_first_page() {
     assert!(browser.text("/").await.contains("No job has finished in the last hour."));
     let payload = json!({"method": "GET", "url": "http://10.0.0.1/"});
     let failing = faena.submit(json!({"name": "http.request", "payload": payload, "maxRetries": 0})).await;
-    // A paused queue would keep it.
+    // In a paused queue, the job would not run.
     faena.wait_for_state(&failing, "FAILED").await;
     faena.post("/api/v1/queues/default/pause", json!({})).await;
     faena.submit(json!({"name": "noop"})).await;
@@ -305,7 +305,10 @@ async fn with_keys_a_viewer_logs_in_and_other_sites_can_do_nothing() {
     browser.submit("/jobs/new", &[("name", "noop"), ("priority", "NORMAL"), ("payload", "{}")]).await;
     assert_eq!(browser.get("/keys").await.status(), StatusCode::FORBIDDEN);
     let about = browser.text("/about").await;
-    assert!(about.contains("scope admin sees the configuration") && !about.contains("database.url"), "{about}");
+    assert!(
+        about.contains("To see the configuration, log in with an API key") && !about.contains("database.url"),
+        "{about}"
+    );
     // A page of another site cannot act with the rights of the viewer, even if the browser sent the cookie.
     let forged =
         browser.submit_from("/queues", &[("name", "default"), ("action", "pause")], "https://evil.example").await;

@@ -109,7 +109,7 @@ async fn no_page_of_the_dashboard_shows_a_payload_to_a_key_without_payloads() {
     assert!(ordinary.text("/keys").await.contains("read, payloads hidden"));
     let mut viewer = browser_of(&shell.faena, viewer).await;
     for (language, explained) in
-        [("en", "does not show payloads, results and errors"), ("es", "no muestra los datos de los trabajos")]
+        [("en", "does not show payloads, results or errors"), ("es", "no muestra los datos de los trabajos")]
     {
         (viewer.language, ordinary.language) = (language, language);
         for path in PAGES.iter().copied().chain(pages.iter().map(String::as_str)) {
@@ -207,6 +207,13 @@ async fn the_about_page_shows_findings_to_administrators_only() {
         (html.contains("counter-drift") && html.contains("faena doctor --fix")).then_some(())
     })
     .await;
+    browser.language = "es";
+    let html = browser.text("/about").await;
+    assert!(
+        html.contains("contadores distintos del número de filas") && html.contains("ejecuta «faena doctor"),
+        "{html}"
+    );
+    browser.language = "en";
     let forged = browser.submit_from("/about/check", &[], "https://evil.example").await;
     assert_eq!(forged.status(), StatusCode::SEE_OTHER);
     assert!(browser.text("/about").await.contains("class=\"notice error\""), "other sites cannot start the checks");
@@ -215,7 +222,7 @@ async fn the_about_page_shows_findings_to_administrators_only() {
     let viewer: Value = serde_json::from_str(&run_with(&shell, admin.as_str().unwrap(), &create).1).unwrap();
     let mut viewer = browser_of(&shell.faena, viewer["key"].as_str().unwrap()).await;
     let html = viewer.text("/about").await;
-    assert!(html.contains("scope admin sees the findings") && !html.contains("counter-drift"), "{html}");
+    assert!(html.contains("To see the findings, log in with an API key") && !html.contains("counter-drift"), "{html}");
     assert!(html.contains("(this one)"), "everybody sees the nodes: {html}");
 }
 

@@ -4,7 +4,10 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::Browser;
-use crate::{faena::Faena, shell::Shell};
+use crate::{
+    faena::{Faena, eventually},
+    shell::Shell,
+};
 
 /// Returns the value of the hidden field with what the form was filled with.
 fn original(html: &str) -> String {
@@ -47,10 +50,19 @@ async fn a_schedule_is_edited_and_only_what_changed_is_sent() {
     let id = create(&shell.faena).await;
     let mut browser = Browser::new(&shell.faena);
     let path = format!("/schedules/{id}/edit");
-    assert!(
-        browser.text(&format!("/schedules/{id}")).await.contains(&format!("href=\"{path}\"")),
-        "the page links to it"
-    );
+    let page = browser.text(&format!("/schedules/{id}")).await;
+    for shown in [
+        format!("href=\"{path}\""),
+        "first\nsecond".into(),
+        "2099-01-01".into(),
+        "2027-12-25; 0 0 1,15 * *".into(),
+        "<dt>When the clocks skip its time</dt><dd>right after</dd>".into(),
+        "<dt>Runs</dt><dd>0 / 1,000</dd>".into(),
+        "<dt>Maximum number of runs to catch up</dt><dd>5</dd>".into(),
+        "<dt>Random delay per job, up to</dt><dd>30 s</dd>".into(),
+    ] {
+        assert!(page.contains(&shown), "{shown}: {page}");
+    }
     let html = browser.text(&path).await;
     for shown in [
         "value=\"nightly &#60;b&#62;\"",
@@ -201,4 +213,22 @@ async fn spanish_pages_explain_schedules_in_spanish() {
     );
     let typed = browser.text("/schedules/explain?intervalMs=90m").await;
     assert!(typed.contains("Cada 90 minutos desde"), "{typed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spanish_pages_say_in_spanish_why_a_schedule_has_ended() {
+    let shell = Shell::start(&[]).await;
+    let body = json!({"name": "once", "intervalMs": 1000, "maxRuns": 1, "jobName": "noop"});
+    let (status, created) = shell.faena.post("/api/v1/schedules", body).await;
+    assert_eq!(status, StatusCode::CREATED, "{created}");
+    let id = created["id"].as_str().unwrap();
+    let finished = eventually("the schedule ends", async || {
+        let (_, schedule) = shell.faena.get(&format!("/api/v1/schedules/{id}")).await;
+        schedule["finished"].as_str().map(str::to_owned)
+    });
+    assert_eq!(finished.await, "maxRuns reached: 1 of 1 runs");
+    let mut browser = Browser::new(&shell.faena);
+    browser.language = "es";
+    let html = browser.text(&format!("/schedules/{id}")).await;
+    assert!(html.contains("<dt>Terminada</dt><dd>se alcanzó el número máximo de ejecuciones: 1</dd>"), "{html}");
 }
