@@ -54,7 +54,7 @@ pub async fn run(mut arguments: Arguments) -> Result<ExitCode, CommandError> {
     let mut delay = FIRST_DELAY;
     let mut was_connected = false;
     loop {
-        let (reason, asked) = match follower.follow(&api, &arguments).await {
+        let (reason, retry_after) = match follower.follow(&api, &arguments).await {
             Ok(()) => ("the stream ended".to_owned(), None),
             Err(error) if !is_outage(&error) || !(was_connected || follower.has_received) => return Err(error),
             Err(error) => (error.to_string(), error.retry_after()),
@@ -62,7 +62,7 @@ pub async fn run(mut arguments: Arguments) -> Result<ExitCode, CommandError> {
         if std::mem::take(&mut follower.has_received) {
             (was_connected, delay) = (true, FIRST_DELAY);
         }
-        let wait = delay.max(asked.unwrap_or_default());
+        let wait = delay.max(retry_after.unwrap_or_default());
         print_error(&format!("{reason}; retrying in {} s", wait.as_secs()));
         tokio::time::sleep(wait).await;
         delay = (delay * 2).min(LONGEST_DELAY);

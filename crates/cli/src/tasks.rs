@@ -90,7 +90,7 @@ pub struct Create {
     /// Return the existing task if the same request was sent before with this key
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Tag to search for; repeat for several
+    /// Tag to find the task by; repeat for several
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
     #[command(flatten)]
@@ -182,7 +182,7 @@ pub struct Decide {
     /// Comment, shown in the history and passed to the machine
     #[arg(long)]
     comment: Option<String>,
-    /// Hash of what you have read, as "faena tasks show" prints it; refused if the subject has changed since
+    /// Hash of the subject you have read, as "faena tasks show" prints it; refused if the subject has changed since
     #[arg(long)]
     hash: Option<String>,
     #[command(flatten)]
@@ -368,7 +368,7 @@ async fn act(task: TaskArguments, action: &str, participle: &str) -> Result<Exit
     api.show(request, |response| answer(response, participle)).await
 }
 
-/// Returns the server and the whole id of a task.
+/// Returns a client of the API, and the full id of a task.
 async fn open(connection: &Connection, id: &str) -> Result<(Api, String), CommandError> {
     let api = Api::new(connection)?;
     let id = ids::resolve(&api, &ids::TASK, id).await?;

@@ -118,7 +118,7 @@ impl Breaker {
         self.open_until().filter(|until| now < *until)
     }
 
-    /// Returns when the open period ends or has ended, until a request is sent after it.
+    /// Returns when the open period ends. Also returns that time after the period, until the first request is sent.
     pub fn open_until(&self) -> Option<Timestamp> {
         match self.inner {
             Inner::Open { until } => Some(until),

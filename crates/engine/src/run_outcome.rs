@@ -46,7 +46,7 @@ pub fn decide_outcome(
     }
 }
 
-/// Bytes of an error in the log. The whole error is stored with the attempt.
+/// Maximum number of bytes of an error in the log. The whole error is stored with the attempt.
 const MAX_LOGGED_BYTES: usize = 8 << 10;
 
 /// Returns the beginning of a long error.

@@ -45,7 +45,7 @@ pub enum AddressError {
 }
 
 impl RedisAddress {
-    /// Returns the parts that must not be shown.
+    /// Returns the passwords.
     pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
         let sentinel = self.sentinel.as_ref().and_then(|(_, login)| login.password.as_deref());
         self.login.password.as_deref().into_iter().chain(sentinel).filter(|secret| !secret.is_empty())

@@ -62,14 +62,14 @@ async fn call(url: &str) -> anyhow::Result<reqwest::Response> {
     })
 }
 
-/// Returns a client that accepts any certificate: the server is on this machine, its certificate is for another name, and no
-/// secret is sent.
+/// Returns a client that accepts any certificate: the server is usually on this machine, where its certificate is for
+/// another name, and no secret is sent.
 fn client() -> anyhow::Result<reqwest::Client> {
     let builder = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).tls_danger_accept_invalid_certs(true);
     builder.build().context("the HTTP client")
 }
 
-/// Describes the status, and what it is about if it is not healthy.
+/// Returns the status, and a line for each check that is not healthy.
 fn describe(ready: &Ready) -> String {
     let checks = &ready.checks;
     let mut text = format!("{}\n", name(ready.status));

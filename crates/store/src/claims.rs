@@ -38,8 +38,9 @@ pub struct ClaimRequest {
     /// How many jobs can start immediately. The request prefetches the others; under a limit it may prefetch only some, so
     /// that other workers also get jobs.
     pub idle_slots: usize,
-    /// The jobs of lanes without keys that may be claimed, in this order. `None`: the first of each lane. The store
-    /// always chooses the jobs of lanes with keys, because only the store knows what is in flight for each key.
+    /// The jobs of lanes without concurrency keys that may be claimed, in this order. `None`: the first of each lane.
+    /// The store always chooses the jobs of lanes with keys, because only the store knows what is in flight for each
+    /// key.
     pub candidates: Option<Vec<ClaimCandidate>>,
 }
 

@@ -29,7 +29,7 @@ pub trait JobStore: Send + Sync + 'static {
     /// now.
     async fn job_retry(&self, id: JobId, by: Option<&str>, now: Timestamp) -> Result<Retried>;
 
-    /// Changes a job that has not started.
+    /// Changes a job that is neither in flight nor finished.
     async fn job_patch(&self, id: JobId, patch: JobPatch, by: Option<&str>, now: Timestamp) -> Result<()>;
 
     /// Deletes a job that is not in flight, with everything that belongs to it.
@@ -227,7 +227,7 @@ impl DueResult {
     }
 }
 
-/// How long finished jobs are kept.
+/// How long finished jobs, entries of the audit log and the history are kept.
 #[derive(Clone, Debug)]
 pub struct Retention {
     pub completed_ms: i64,
@@ -463,8 +463,9 @@ pub struct JobPosition {
     pub ahead: u64,
     /// Parents it waits for, with their state. `None`: the parent was deleted.
     pub parents: Vec<(JobId, Option<JobState>)>,
-    /// Number of jobs with its concurrencyKey that are in flight, and the first of them.
+    /// Number of jobs with its concurrencyKey that are in flight.
     pub key_in_flight: u64,
+    /// The first of these jobs, up to `JobPosition::MAX_NAMED`.
     pub key_jobs: Vec<JobId>,
     /// Starts that the rate limit of its key still allows.
     pub key_bucket: Option<Bucket>,
@@ -485,7 +486,7 @@ impl JobPosition {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ClaimOwner {
     pub claimed_at: Timestamp,
-    /// The server that watches it, if it is registered.
+    /// Name of the server that runs the job or supervises its worker. `None`: that server is not registered.
     pub server: Option<String>,
     /// When the lease of the owner ends. `None`: the owner is not alive; the job is about to be released.
     pub lease_until: Option<Timestamp>,
@@ -496,6 +497,7 @@ pub fn state_code(state: JobState) -> i16 {
     state as i16
 }
 
+/// Returns the state that is stored as this number, or `Pending` for an unknown number.
 pub fn state_of_code(code: i16) -> JobState {
     usize::try_from(code).ok().and_then(|at| JobState::ALL.get(at)).copied().unwrap_or(JobState::Pending)
 }

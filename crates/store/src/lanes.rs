@@ -196,7 +196,7 @@ impl Inner {
     }
 }
 
-/// Returns those of `lanes` that have no job in any state, by the counters.
+/// Returns those of `lanes` that have no job in any state, according to the counters.
 pub fn empty_lanes(lanes: &[Lane], counts: &Counts) -> Vec<LaneId> {
     let used: HashSet<LaneId> = counts
         .by_lane

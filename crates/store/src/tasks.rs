@@ -176,7 +176,9 @@ pub struct TaskAnswer {
 /// What one round of [`TaskStore::task_fire`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TasksFired {
+    /// Due tasks whose timers fired.
     pub tasks: usize,
+    /// Ended jobs that tasks were notified about.
     pub jobs: usize,
     /// Queued tasks that were started.
     pub started: usize,
@@ -308,6 +310,7 @@ pub struct TaskJob {
 #[derive(Default)]
 pub struct Batch {
     pub tasks: HashMap<TaskId, ChangedTask>,
+    /// Answers to events that the tasks have received before, by the ids of the events.
     pub known: HashMap<(TaskId, String), TaskAnswer>,
     /// Tasks that do not match are not changed.
     pub only: Option<TaskFilter>,

@@ -58,7 +58,7 @@ pub struct WorkerFrame<'a> {
     /// `step`, `complete`: any JSON.
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub result: Option<&'a RawValue>,
-    /// `step`: steps in total, if the worker knows.
+    /// `step`: total number of steps, if the worker knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u32>,
     /// `fail`: a string, or any other JSON, which is stored as a string.

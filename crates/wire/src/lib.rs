@@ -168,7 +168,7 @@ list! {
     DeadLetterList { data: DeadLetterView }
 }
 
-/// A dead-lettered job, with some fields also under their names in the task-scheduler API.
+/// A dead-lettered job. Some fields are repeated under other names, for clients of the task-scheduler API.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetterView {
@@ -392,7 +392,7 @@ pub struct LimitView {
     pub changed_by: String,
     /// When the limit last delayed a job.
     pub reached_at: Option<Timestamp>,
-    /// Jobs in flight that count towards the limit. Absent for keys: each key has its own count.
+    /// Jobs in flight that count towards the limit, or tasks of a machine. Absent for keys: each has its own count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u64>,
     /// Jobs that may start now. Absent for keys.

@@ -49,7 +49,7 @@ fn parse_request(message: &Value) -> Result<Request, String> {
         Value::String(id) if (1..=200).contains(&id.chars().count()) && !id.contains(char::is_control) => {
             Some(id.clone())
         }
-        _ => return Err("id: must be a text of 1 to 200 characters".into()),
+        _ => return Err("id: must be a string of 1 to 200 characters without control characters".into()),
     };
     let empty = Map::new();
     let payload = match &message["payload"] {
@@ -158,8 +158,8 @@ mod tests {
             ("", "not JSON"),
             ("[]", "JSON object"),
             ("{}", "tipo: is required"),
-            (r#"{"tipo":"CREAR_TAREA","id":7}"#, "id: must be a text"),
-            (r#"{"tipo":"CREAR_TAREA","id":""}"#, "id: must be a text"),
+            (r#"{"tipo":"CREAR_TAREA","id":7}"#, "id: must be a string"),
+            (r#"{"tipo":"CREAR_TAREA","id":""}"#, "id: must be a string"),
             (r#"{"tipo":"BORRAR"}"#, "tipo: must be"),
             (r#"{"tipo":"CREAR_TAREA"}"#, "payload.prompt: is required"),
             (r#"{"tipo":"CREAR_TAREA","payload":7}"#, "payload: must be an object"),

@@ -21,7 +21,7 @@ use crate::{
 
 /// Tasks per page of a list.
 const PAGE: usize = 100;
-/// Pages per state. Further tasks are found by the next reconciliation.
+/// Pages per machine and state. A later reconciliation finds further tasks, when those before them have left the state.
 const MAX_PAGES: usize = 100;
 
 pub struct Http {
@@ -131,7 +131,7 @@ pub async fn follow<S: Service>(runner: &Arc<Runner<S>>, http: &Http, every: Dur
         };
         match ended {
             Ok(()) => tracing::info!("event stream ended, reconnecting"),
-            Err(Outage(reason)) => tracing::warn!(reason, "server is not reachable, reconnecting"),
+            Err(Outage(reason)) => tracing::warn!(reason, "event stream failed, reconnecting"),
         }
         if !backoff.wait(stop).await {
             return;
@@ -238,7 +238,7 @@ async fn read_task<S: Service>(runner: &Arc<Runner<S>>, http: &Http, id: &str) -
     Ok(())
 }
 
-/// Returns the task and the payload of a CloudEvent.
+/// Returns the task id and the payload of a CloudEvent.
 pub fn payload(event: &StreamEvent) -> Option<(String, Value)> {
     let body: Value = serde_json::from_str(&event.data).ok()?;
     let task = body["data"]["metadata"]["taskId"].as_str()?.to_owned();

@@ -1,8 +1,9 @@
 //! The OpenAPI document, made from the declared routes.
 //!
-//! Each route declares its documentation ([`Operation`]) next to its handler and scope, so a route without documentation does not
-//! compile. Schemas of answers derive from the types that the handlers return; schemas of bodies are written next to their
-//! parsers. The tests check every request and answer that they make against the document.
+//! Each route declares its documentation ([`Operation`]) next to its handler and scope, so a route without
+//! documentation does not compile. Schemas of answers derive from the types that the handlers return. Schemas of bodies
+//! are written by hand, in `requests` and, for jobs, in `faena_domain::parse::schema`. The tests check every request
+//! that they send and its answer against the document.
 
 mod document;
 mod example;

@@ -63,7 +63,10 @@ fn bulk(filter: Vec<(&'static str, Value)>) -> Value {
         .optional("filter", filter_object(filter, "The jobs to act on: the filters of `GET /api/v1/jobs`."))
         .optional("all", with_default(about(boolean(), "Confirms a filter that matches every job."), false))
         .optional("dryRun", with_default(about(boolean(), "Only counts the jobs and shows examples."), false))
-        .optional("perSecond", about(integer(1, 10_000), "Maximum rate. The action continues in the background."))
+        .optional(
+            "perSecond",
+            about(integer(1, 10_000), "Maximum rate per second. With it, the action runs in the background."),
+        )
         .build()
 }
 
@@ -350,7 +353,7 @@ pub fn report_step(_: &JobLimits) -> Value {
     report()
         .required("name", text(100))
         .optional("result", about(json!({}), "Any JSON, returned to later runs."))
-        .optional("totalSteps", about(integer(1, 100_000), "Steps in total, if the worker knows."))
+        .optional("totalSteps", about(integer(1, 100_000), "Total number of steps, if the worker knows it."))
         .build()
 }
 
@@ -412,11 +415,14 @@ pub fn bulk_tasks(_: &JobLimits) -> Value {
     Object::new()
         .optional("type", about(filter_text(), "Type of the event to send."))
         .optional("payload", about(any_object(), "Payload of the event to send."))
-        .optional("reason", about(json!({"type": "string"}), "Reason of a cancellation."))
+        .optional("reason", about(json!({"type": "string"}), "Reason for a cancellation."))
         .optional("filter", filter_object(filter, "The tasks to act on: the filters of `GET /api/v1/tasks`."))
         .optional("all", with_default(about(boolean(), "Confirms a filter that matches every task."), false))
         .optional("dryRun", with_default(about(boolean(), "Only counts the tasks and shows examples."), false))
-        .optional("perSecond", about(integer(1, 10_000), "Maximum rate. The action continues in the background."))
+        .optional(
+            "perSecond",
+            about(integer(1, 10_000), "Maximum rate per second. With it, the action runs in the background."),
+        )
         .build()
 }
 
@@ -425,13 +431,16 @@ pub fn migration(_: &JobLimits) -> Value {
     Object::new()
         .required("from", about(integer(1, 2_147_483_647), "Version that tasks move from."))
         .required("to", about(integer(1, 2_147_483_647), "Version that tasks move to."))
-        .optional("map", about(map, "New states by old ones. A state that is not here keeps its name."))
+        .optional("map", about(map, "The new state for each old state. A state that is not listed keeps its name."))
         .optional(
             "entry",
             with_default(about(one_of(["run", "skip"]), "Whether the entry actions of the new state run."), "run"),
         )
         .optional("dryRun", with_default(about(boolean(), "Only report what would happen."), false))
-        .optional("perSecond", about(integer(1, 10_000), "Maximum rate. The action continues in the background."))
+        .optional(
+            "perSecond",
+            about(integer(1, 10_000), "Maximum rate per second. With it, the action runs in the background."),
+        )
         .build()
 }
 

@@ -21,7 +21,9 @@ use crate::{
 /// How often a stream without changes sends a comment, so that neither side assumes that the connection is dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Writes the events itself, because the event type of axum copies its data: the watchers of a large job share one copy.
+/// Streams the changes of a job.
+///
+/// Writes the events without the event type of axum, which copies its data: the watchers of a large job share one copy.
 pub async fn stream_job_events(State(api): State<Api>, Segment(id): Segment) -> ApiResult<Response> {
     let watcher = JobWatches::open(&api, parse_job_id(&id)?).await?;
     let events = stream::unfold(watcher, |mut watcher| async move {

@@ -35,7 +35,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResp
     respond(page_info, |page_info| LimitList::new(limits, page_info))
 }
 
-/// Counts the tasks of each machine that run or are paused, if a machine has a limit.
+/// Counts the running and paused tasks of each machine. Returns no counts if no machine has a limit.
 async fn running_tasks(api: &Api, limits: &[StoredLimit]) -> ApiResult<HashMap<String, u64>> {
     let mut running = HashMap::new();
     if limits.iter().any(|stored| matches!(stored.scope, Scope::Machine(_))) {
@@ -88,7 +88,7 @@ pub async fn set(State(api): State<Api>, body: Body) -> ListResponse<LimitList> 
     }
     let mut errors = fields.finish();
     patch.check(&mut errors);
-    if is_machine && patch.concurrency.flatten().is_some_and(|most| most > MAX_RUNNING) && errors.is_empty() {
+    if is_machine && patch.concurrency.flatten().is_some_and(|limit| limit > MAX_RUNNING) && errors.is_empty() {
         let message = format!("must be between 1 and {MAX_RUNNING} for a machine");
         errors.push(FieldError::new("concurrency", message));
     }

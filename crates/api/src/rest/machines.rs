@@ -46,7 +46,7 @@ pub struct MachineView {
     pub created_by: String,
     /// All versions, newest first.
     pub versions: Vec<u32>,
-    /// The definition, as it was written.
+    /// The definition as JSON, as it was written.
     pub definition: Value,
 }
 
@@ -59,7 +59,7 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
     Ok((status, location, Json(answer)).into_response())
 }
 
-/// Registers the machine of a request. Returns whether the same definition was registered before.
+/// Registers the machine of a request. Returns it, and whether the same definition was registered before.
 pub async fn register_from(api: &Api, body: &[u8]) -> ApiResult<(RegisteredMachine, bool)> {
     let mut fields = api.parser().fields(body)?;
     let definition: Option<Value> = fields.take("definition", "an object, or text in YAML or JSON");

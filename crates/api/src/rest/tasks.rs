@@ -1,4 +1,5 @@
-//! `/tasks`: creates, lists and shows tasks, sends them events, and decides on them.
+//! `/tasks`: creates, lists and shows tasks, sends them events, and approves, rejects, cancels, pauses and resumes
+//! them.
 
 use axum::{
     Json,
@@ -195,7 +196,8 @@ pub async fn explain(api: &Api, id: &str) -> ApiResult<TaskWhy> {
     let mut task = load(api, id).await?;
     task.task.fault = payloads::shown_text(task.task.fault);
     if !payloads::are_visible() {
-        // Why an event is deferred depends on its payload, and the hash of what is approved would confirm a guess.
+        // Why an event is deferred depends on its payload, and the hash of the subject of an approval would confirm a
+        // guess of that subject. The explanation then says "approve it".
         task.task.deferred.clear();
         task.task.approval.iter_mut().for_each(|approval| approval.hash = "it".into());
     }
@@ -228,7 +230,7 @@ pub async fn events_of(api: &Api, id: &str, query: Option<&str>) -> ApiResult<Ve
         match name {
             "after" => {
                 let number = value.parse().ok().filter(|number| (0..=i64::MAX).contains(number));
-                after = number.ok_or("must be the sequence of an event")?;
+                after = number.ok_or("must be the sequence number of an event")?;
             }
             "limit" => limit = parse_number(&value, 1_000)?,
             _ => return Err(UNKNOWN_PARAMETER.into()),
@@ -305,7 +307,7 @@ pub async fn reject(State(api): State<Api>, Segment(id): Segment, body: Body) ->
     Ok(Json(decide_from(&api, &id, &body, false).await?))
 }
 
-/// Counts the decision of a request.
+/// Approves or rejects for the caller what a task waits for, with the hash and the comment in a request.
 pub async fn decide_from(api: &Api, id: &str, body: &[u8], approve: bool) -> ApiResult<TaskAnswer> {
     let task = parse_id(id)?;
     let mut fields = optional_fields(api, body)?;

@@ -2,7 +2,7 @@
 //!
 //! The first [`FREE_BYTES`] of a request or message are not counted, so a small one is never rejected. A larger one takes
 //! its further bytes from one budget of the process as they arrive, waits while the budget is used up, and is rejected
-//! after [`MAX_WAIT`].
+//! if it has to wait too long ([`MAX_WAIT`]).
 
 use std::{
     pin::Pin,
@@ -30,8 +30,8 @@ pub const MAX_UNREGISTERED_BYTES: usize = 64 << 10;
 pub const FREE_HEAD_BYTES: usize = 8 << 10;
 /// Bytes per permit of the semaphore.
 const STEP_BYTES: usize = 16 << 10;
-/// How long a request or message waits for the budget, in total. Without this limit, a request that gets the budget
-/// bit by bit could wait forever and keep what it has.
+/// Maximum time that a request or message waits for the budget, in total. Without this limit, a request that gets the
+/// budget bit by bit could wait forever and keep what it has.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Bytes that all requests of the process may occupy.
@@ -84,7 +84,8 @@ impl Charge {
         Charge { permits, held: None, remaining_wait: None, wait: None }
     }
 
-    /// Takes the missing part of `bytes` from the budget. Fails after 2 s, or if the whole budget is smaller.
+    /// Takes the missing part of `bytes` from the budget. Fails if all waits of this charge together are too long:
+    /// after a random time between half of `MAX_WAIT` and `MAX_WAIT`.
     pub fn poll_cover(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), Exhausted>> {
         let needed = bytes.saturating_sub(FREE_BYTES).div_ceil(STEP_BYTES);
         let missing = needed.saturating_sub(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
@@ -103,7 +104,8 @@ impl Charge {
             }
             return Poll::Ready(Ok(()));
         }
-        // Requests that arrived together are rejected one after the other, so that their clients do not retry together.
+        // A random time: requests that arrived together are rejected at different times, so that their clients do not
+        // retry together.
         let remaining =
             *self.remaining_wait.get_or_insert_with(|| MAX_WAIT.mul_f64(rand::rng().random_range(0.5..=1.0)));
         let (_, end) = self.wait.get_or_insert_with(|| {

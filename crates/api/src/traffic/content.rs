@@ -1,7 +1,7 @@
 //! Checks the type of a request body and decompresses it.
 //!
-//! A compressed body is decompressed while the handler reads it, so the handler's limit counts decompressed bytes and a small
-//! body that expands to gigabytes takes no memory.
+//! A compressed body is decompressed while the handler reads it, so the handler's limit counts decompressed bytes, and
+//! a small body that expands to gigabytes is rejected before it fills the memory.
 
 use std::io;
 

@@ -24,7 +24,7 @@ pub struct Cors {
 pub enum Allowed {
     /// The operator has listed the origin.
     Listed,
-    /// Only `*` includes it.
+    /// Only `*` includes the origin, so its pages must send an API key.
     ByKey,
 }
 
@@ -53,8 +53,9 @@ impl Cors {
     /// Returns the answer to a preflight request from an allowed origin. It needs no key, because a browser sends none.
     pub fn preflight(&self, request: &Request) -> Option<Response> {
         let headers = request.headers();
-        let asks = request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-        self.allows(headers.get(header::ORIGIN).filter(|_| asks)?)?;
+        let is_preflight =
+            request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+        self.allows(headers.get(header::ORIGIN).filter(|_| is_preflight)?)?;
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         let answer = response.headers_mut();

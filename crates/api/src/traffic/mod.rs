@@ -1,7 +1,8 @@
-//! Checks every request before its route: rate limits, the key, the origin, the type of the body, its memory.
+//! Checks every request before its route: the memory of its headers, the rate limits, the key, the origin, the type of
+//! the body.
 //!
-//! The order matters. The address is counted first, so that wrong keys count too. The answer of every step has the CORS
-//! headers, otherwise a page could not read why it was rejected.
+//! The order matters. The rate limit of the address comes before the key, so that requests with wrong keys count too.
+//! The answer of every step has the CORS headers, otherwise a page could not read why it was rejected.
 
 mod authority;
 mod budget;
@@ -194,7 +195,7 @@ impl Traffic {
         Some(self.addresses.as_ref()?.check(client_network(address?)))
     }
 
-    /// Counts a wrong key that did not come in the header of a request. Fails if its address has sent too many.
+    /// Counts a wrong key that did not come in the header of a request. Fails if its address is above its rate limit.
     pub fn record_wrong_key(&self, address: Option<IpAddr>) -> ApiResult<()> {
         self.count(RejectReason::Authentication);
         self.check_address(address).map_or(Ok(()), |usage| self.require_within_limit(usage, RejectReason::AddressRate))
@@ -223,7 +224,7 @@ fn head_bytes(request: &Request) -> usize {
     headers.sum::<usize>() + uri.path().len() + uri.query().map_or(0, str::len)
 }
 
-/// Runs a request if its traffic is accepted.
+/// Checks a request, and runs its route if it is accepted.
 pub async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
     let origin = request.headers().get(axum::http::header::ORIGIN).cloned();
     let mut usages = Vec::new();

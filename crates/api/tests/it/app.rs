@@ -31,7 +31,7 @@ pub struct App {
     redis_queue: Option<RedisQueueConfig>,
 }
 
-/// Returns a queue in Redis with a prefix of its own, if the tests run again with `FAENA_TEST_QUEUE=redis`.
+/// Returns a queue in Redis with a prefix of its own, if the tests run with `FAENA_TEST_QUEUE=redis`.
 fn redis_queue() -> Option<RedisQueueConfig> {
     if std::env::var("FAENA_TEST_QUEUE").as_deref() != Ok("redis") {
         return None;
@@ -57,7 +57,7 @@ impl App {
         App::start_with(EngineConfig::default()).await
     }
 
-    /// Starts on SQLite, or on PostgreSQL if the tests run again with `FAENA_TEST_DATABASE=postgres`.
+    /// Starts on SQLite, or on PostgreSQL if the tests run with `FAENA_TEST_DATABASE=postgres`.
     pub async fn start_with(config: EngineConfig) -> App {
         if std::env::var("FAENA_TEST_DATABASE").as_deref() == Ok("postgres") {
             return App::start_on_postgres_with(config).await;

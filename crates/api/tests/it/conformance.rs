@@ -1,4 +1,4 @@
-//! Compares requests and answers with the OpenAPI document. Every test of this crate that calls the API does so through here.
+//! Compares requests and answers with the OpenAPI document. `App::send` does so for every request that it sends.
 
 use std::sync::LazyLock;
 

@@ -166,7 +166,7 @@ async fn a_client_that_was_away_too_long_receives_a_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filters_are_combined_and_skipped_events_move_the_position() {
+async fn an_event_must_match_every_filter() {
     let app = App::start().await;
     let mut watcher =
         Watcher::begin(&app, "?types=job.created,job.completed&queue=mail&correlationId=a%20b", None).await;

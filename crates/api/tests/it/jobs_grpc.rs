@@ -14,7 +14,7 @@ fn client(app: &App) -> JobServiceClient<axum::Router> {
     JobServiceClient::with_origin(app.router.clone(), axum::http::Uri::from_static("http://127.0.0.1:3000"))
 }
 
-/// A job that does not start in this century.
+/// Returns a job that is scheduled for the year 2100.
 fn far_future_job(name: &str) -> JobSpec {
     JobSpec {
         name: name.into(),

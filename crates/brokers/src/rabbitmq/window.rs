@@ -45,7 +45,8 @@ impl Window {
         self.record(index, result);
     }
 
-    /// Records the confirmations that have arrived, without waiting.
+    /// Records the confirmations that have arrived, without waiting. Drops the others: the outcome of their messages
+    /// stays unknown.
     pub(super) fn collect_arrived(&mut self) {
         while let Some((index, confirm)) = self.unconfirmed.pop_front() {
             if let Some(result) = confirm.now_or_never() {

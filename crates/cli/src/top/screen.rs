@@ -65,7 +65,7 @@ mod tests {
         assert!(!status.success());
         let modes = tcgetattr(&pts).expect("settings").local_modes;
         assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO), "{modes:?}");
-        // The command has copies of the terminal.
+        // The command has open copies of the terminal, with which the read below would not end.
         drop((command, pts));
         let mut received = Vec::new();
         // Linux: the read fails when the other side is closed.

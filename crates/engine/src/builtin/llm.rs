@@ -35,7 +35,7 @@ pub struct LlmConfig {
     pub max_answer_bytes: usize,
     /// Time limit for one answer, unless the job's own limit is shorter.
     pub timeout: Duration,
-    /// Tokens per day in UTC, of all nodes together. `None`: no limit.
+    /// Tokens per UTC day, of all nodes together. `None`: no limit.
     pub daily_tokens: Option<u64>,
 }
 

@@ -1,7 +1,7 @@
 //! The job type `shell.run`: a program with its arguments, if the operator allows it. No shell interprets them.
 //!
-//! The program runs under a guard, in a folder of its own. A cancel, a timeout or a stopping server kills it with everything that it
-//! has started; the guard does so even if this server is killed.
+//! The program runs under a guard, in a folder of its own. A cancellation, a timeout or a stopping server kills it
+//! with everything that it has started; the guard does so even if this server is killed.
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Wakes the loops after commits, on this node or on another.
+//! Wakes the loops of this node after commits of this node and of other nodes.
 //!
 //! The store emits a signal after every commit that gives a loop something to do, so no caller of the store has to
 //! remember to wake anything. A signal may be lost: the poller finds what it would have announced.

@@ -1,5 +1,5 @@
-//! An outage of something a source or inbox depends on: logged once when it begins and once when it ends, with a growing
-//! delay between attempts.
+//! An outage of something a source or inbox depends on, with a growing delay between attempts. It is logged when it
+//! begins, when another dependency fails instead, and when it ends.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_is_known_by_its_beginning_and_its_latest_reason() {
+    fn an_outage_has_its_first_time_and_its_latest_reason() {
         let (mut outage, max) = (Outage::new(InputKind::Inbox, "x"), Duration::from_secs(60));
         assert_eq!(outage.status(), None);
         outage.record_failure("broker", "refused", max, Timestamp::from_ms(1));

@@ -30,15 +30,15 @@ const LONG_LANE: u64 = 20_000;
 const OVERLAP_MS: i64 = 500;
 /// Number of repaired entries that is worth a warning. Fewer may be changes that happened during the comparison.
 const NOTABLE_DRIFT: u64 = 100;
-/// Maximum number of workers in the registry.
+/// Maximum number of workers that are written to Redis.
 const MAX_WORKERS: usize = 1_000;
 
 pub async fn run_once(engine: &Engine, now: Timestamp) -> Result<Round, EngineError> {
     let Some(redis) = &engine.queue.redis else { return Ok(Round::default()) };
     let lanes = engine.store.lanes().await?;
-    let numbers: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
-    engine.dispatch.lanes.load(&*engine.store, &numbers).await?;
-    let result = redis.reconcile(engine, lanes, &numbers, now).await;
+    let lane_ids: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
+    engine.dispatch.lanes.load(&*engine.store, &lane_ids).await?;
+    let result = redis.reconcile(engine, lanes, &lane_ids, now).await;
     if result.is_err() {
         redis.must_compare.store(true, Ordering::Release);
     }
@@ -50,10 +50,10 @@ impl RedisDispatch {
         &self,
         engine: &Engine,
         lanes: Vec<Lane>,
-        numbers: &[LaneId],
+        lane_ids: &[LaneId],
         now: Timestamp,
     ) -> Result<Round, EngineError> {
-        let prepared = self.redis.prepare(numbers, now.as_ms()).await?;
+        let prepared = self.redis.prepare(lane_ids, now.as_ms()).await?;
         let connection = self.redis.connections();
         if prepared.had_foreign_keys {
             tracing::error!(
@@ -70,13 +70,13 @@ impl RedisDispatch {
             return Ok(Round::default());
         }
         let counts = engine.store.counts().await?;
-        let stats = self.redis.stats(numbers).await?;
+        let stats = self.redis.stats(lane_ids).await?;
         let mut comparison =
             Comparison { engine, dispatch: self, full: must_fill, began_at: now, drift: 0, filled: HashSet::new() };
-        comparison.leases(now).await?;
-        comparison.ready(lanes, &counts, &stats).await?;
-        comparison.delayed(&counts, &stats).await?;
-        comparison.dead_letters(numbers, &counts, &stats).await?;
+        comparison.compare_expired_leases(now).await?;
+        comparison.compare_ready(lanes, &counts, &stats).await?;
+        comparison.compare_delayed(&counts, &stats).await?;
+        comparison.compare_dead_letters(lane_ids, &counts, &stats).await?;
         self.publish_workers(engine).await?;
         let Comparison { drift, filled, .. } = comparison;
         self.measures.last_drift.store(drift, Ordering::Relaxed);
@@ -85,7 +85,7 @@ impl RedisDispatch {
             self.measures.fills.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(entries = drift, "queue in Redis was empty and is filled from the database");
         } else if drift >= NOTABLE_DRIFT {
-            tracing::warn!(entries = drift, "queue in Redis had lost entries, repaired from the database");
+            tracing::warn!(entries = drift, "queue in Redis differed from the database, repaired");
         } else if drift > 0 {
             tracing::info!(entries = drift, "queue in Redis repaired");
         }
@@ -103,7 +103,7 @@ impl RedisDispatch {
         Ok(Round::done(usize::try_from(drift).unwrap_or(usize::MAX)))
     }
 
-    /// Writes the registry of workers.
+    /// Writes the live workers to Redis, for programs that read them there.
     async fn publish_workers(&self, engine: &Engine) -> Result<(), EngineError> {
         let states = vec![WorkerState::Ready, WorkerState::Busy, WorkerState::Draining];
         let workers = engine.store.worker_list(states, MAX_WORKERS).await?;
@@ -140,25 +140,31 @@ struct Comparison<'a> {
 
 impl Comparison<'_> {
     /// Compares ready jobs, those of high priority first.
-    async fn ready(&mut self, mut lanes: Vec<Lane>, counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
+    async fn compare_ready(
+        &mut self,
+        mut lanes: Vec<Lane>,
+        counts: &Counts,
+        stats: &QueueStats,
+    ) -> Result<(), EngineError> {
         lanes.sort_by_key(|lane| (lane.priority.rank(), lane.id));
-        // Both are changed by the same scripts, so they differ only if another program has changed one of them.
-        let is_uneven = stats.priority != stats.lanes.values().sum::<u64>();
+        // The same scripts change the set of all ready jobs and the sets of the lanes, so their sizes differ only if
+        // another program has changed one of them.
+        let sizes_differ = stats.priority != stats.lanes.values().sum::<u64>();
         let mut is_compared = false;
         for lane in &lanes {
-            let stored = tally(counts, lane.id, Tally::Queued);
-            let known = stats.lanes.get(&lane.id).copied().unwrap_or(0);
-            if self.full || is_uneven || differ(stored, known) {
+            let in_database = tally(counts, lane.id, Tally::Queued);
+            let in_redis = stats.lanes.get(&lane.id).copied().unwrap_or(0);
+            if self.full || sizes_differ || differ(in_database, in_redis) {
                 is_compared = true;
                 let new = self.fill_lane(lane).await?;
-                if has_too_many(stored, known, new) {
-                    self.purge(QueueSet::Lane(lane.id), known + new).await?;
+                if has_too_many(in_database, in_redis, new) {
+                    self.purge(QueueSet::Lane(lane.id), in_redis + new).await?;
                 }
             }
         }
         if is_compared {
-            let numbers: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
-            let stats = self.dispatch.redis.stats(&numbers).await?;
+            let lane_ids: Vec<LaneId> = lanes.iter().map(|lane| lane.id).collect();
+            let stats = self.dispatch.redis.stats(&lane_ids).await?;
             if stats.priority > stats.lanes.values().sum::<u64>() {
                 self.purge(QueueSet::Priority, stats.priority).await?;
             }
@@ -236,7 +242,7 @@ impl Comparison<'_> {
     }
 
     /// Compares jobs that wait for a time.
-    async fn delayed(&mut self, counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
+    async fn compare_delayed(&mut self, counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
         let waiting = total(counts, Tally::Pending) + total(counts, Tally::Retrying);
         if !self.full && waiting == stats.delayed {
             return Ok(());
@@ -265,7 +271,12 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    async fn dead_letters(&mut self, lanes: &[LaneId], counts: &Counts, stats: &QueueStats) -> Result<(), EngineError> {
+    async fn compare_dead_letters(
+        &mut self,
+        lanes: &[LaneId],
+        counts: &Counts,
+        stats: &QueueStats,
+    ) -> Result<(), EngineError> {
         if !self.full && total(counts, Tally::Failed) == stats.dead_letters {
             return Ok(());
         }
@@ -286,7 +297,7 @@ impl Comparison<'_> {
     }
 
     /// Compares jobs in flight whose lease has ended: in the database they may be in another state.
-    async fn leases(&mut self, now: Timestamp) -> Result<(), EngineError> {
+    async fn compare_expired_leases(&mut self, now: Timestamp) -> Result<(), EngineError> {
         let redis = &self.dispatch.redis;
         let lease_until = now.plus_ms(ms(self.engine.config.guardian_interval) * 2).as_ms();
         loop {
@@ -325,18 +336,18 @@ impl Comparison<'_> {
 }
 
 /// Returns whether a lane must be compared.
-fn differ(stored: u64, known: u64) -> bool {
-    stored.abs_diff(known) > tolerance(stored.max(known))
+fn differ(in_database: u64, in_redis: u64) -> bool {
+    in_database.abs_diff(in_redis) > tolerance(in_database.max(in_redis))
 }
 
 /// Returns whether a lane has entries that do not belong there.
 ///
 /// For a long lane the entries that were just added do not count: some of these jobs may have been submitted meanwhile.
 /// If the lane does have too many entries, the next comparison finds them.
-fn has_too_many(stored: u64, known: u64, new: u64) -> bool {
-    match tolerance(stored.max(known)) {
-        0 => known + new > stored,
-        tolerance => known > stored + tolerance,
+fn has_too_many(in_database: u64, in_redis: u64, new: u64) -> bool {
+    match tolerance(in_database.max(in_redis)) {
+        0 => in_redis + new > in_database,
+        tolerance => in_redis > in_database + tolerance,
     }
 }
 

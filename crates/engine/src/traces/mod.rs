@@ -39,7 +39,7 @@ use exporter::Exporter;
 pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 /// Resource attribute that distinguishes the nodes.
 const INSTANCE: &str = "service.instance.id";
-/// Maximum number of retried runs that wait until their earlier runs are looked up. Further ones are dropped.
+/// Maximum number of ended runs whose earlier runs are still to be looked up. Further ones are dropped.
 const MAX_RETRIED: usize = 1_000;
 
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Tracer {
         }
     }
 
-    /// Begins a trace with this id. Nodes with the same ratio make the same decision whether it is recorded.
+    /// Begins a trace with this id. Nodes with the same ratio agree on whether it is recorded.
     pub fn begin(&self, id: Uuid) -> TraceContext {
         let is_sampled = is_sampled(id, self.sample_ratio);
         TraceContext::new(id.into_bytes(), span_id("root", &[id.as_bytes()]), is_sampled)

@@ -48,9 +48,9 @@ pub(crate) enum Rule {
     AnyOf(&'static [&'static str]),
     /// Exactly one of these keys.
     OneOf(&'static [&'static str]),
-    /// The keys of an action: at most one of `emit`, `job` and `llm`, and a job has a name.
+    /// A map that may also contain the keys of an action: at most one of `emit`, `job` and `llm`, and a job has a name.
     Action,
-    /// An action with at least one key.
+    /// A map that is an action: as `Action`, with at least one of these keys.
     WholeAction,
     /// `ends` only with `final`.
     State,

@@ -19,7 +19,7 @@ pub struct Migration {
     pub from: u32,
     /// The version that tasks move to.
     pub definition: Arc<Definition>,
-    /// New states by old ones. A state that is not here keeps its name.
+    /// The new state for each old state. A state that is not listed keeps its name.
     pub states: BTreeMap<String, String>,
     /// Whether the entry actions of the new state run.
     pub runs_entry: bool,

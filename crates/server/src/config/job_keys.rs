@@ -270,7 +270,7 @@ pub const JOB_KEYS: &[Key] = &[
         "FAENA_LLM_DAILY_TOKENS",
         ValueKind::Number { min: 0, max: 1_000_000_000_000 },
         "0",
-        "Tokens that all servers of this database may use per day in UTC; 0: no limit.",
+        "Tokens that all servers of this database may use per UTC day; 0: no limit.",
     ),
     key(
         "traces.endpoint",

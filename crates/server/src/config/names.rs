@@ -1,11 +1,11 @@
-//! Checks of names that brokers and jobs must accept.
+//! Checks of names, patterns and URIs in the configuration.
 
 /// Returns whether a text is a name of 1 to `max_bytes` bytes without control characters and without spaces at its beginning or end.
 pub fn is_name(text: &str, max_bytes: usize) -> bool {
     !text.is_empty() && text.len() <= max_bytes && text.trim() == text && !text.chars().any(char::is_control)
 }
 
-/// Returns whether a text can be the type or the queue of a job: 1 to 100 visible characters.
+/// Returns whether a text can be the type or the queue of a job: a name of 1 to 100 characters, see [`is_name`].
 pub fn is_type_or_queue(text: &str) -> bool {
     is_name(text, usize::MAX) && text.chars().count() <= 100
 }
@@ -15,7 +15,7 @@ pub fn is_subject(text: &str) -> bool {
     is_subject_filter(text) && !text.contains(['*', '>'])
 }
 
-/// Returns whether a text selects NATS subjects: words separated by dots, of which one may be `*` and the last `>`.
+/// Returns whether a text selects NATS subjects: words separated by dots. Each may be `*`, and the last one `>`.
 pub fn is_subject_filter(text: &str) -> bool {
     let words: Vec<&str> = text.split('.').collect();
     words.iter().enumerate().all(|(at, word)| match *word {
@@ -25,7 +25,8 @@ pub fn is_subject_filter(text: &str) -> bool {
     })
 }
 
-/// Returns whether a text is a binding pattern of a RabbitMQ topic exchange: words separated by dots, or `*` and `#`.
+/// Returns whether a text is a binding pattern of a RabbitMQ topic exchange: words separated by dots. Each may be `*`
+/// or `#`.
 pub fn is_binding_pattern(text: &str) -> bool {
     text.len() <= 255
         && text.split('.').all(|word| matches!(word, "*" | "#") || is_plain_word(word) && !word.contains(['*', '#']))
@@ -53,8 +54,8 @@ pub fn is_uri_reference(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic() && !UNSAFE.contains(c))
 }
 
-/// Returns whether a text is `*` or the origin of a web page as a browser writes it: scheme, host and a port other than the
-/// default one.
+/// Returns whether a text is `*` or the origin of a web page as a browser writes it: the scheme, the host, and the port
+/// unless it is the default one.
 pub fn is_origin(text: &str) -> bool {
     let is_same =
         |url: url::Url| matches!(url.scheme(), "http" | "https") && url.origin().ascii_serialization() == text;

@@ -14,7 +14,7 @@ const BURST_SECONDS: u32 = 10;
 const REJECTION_DELAY: Duration = Duration::from_millis(200);
 
 impl Config {
-    /// Returns the rate limits, and the origins that may call the API.
+    /// Returns the limits of the traffic, and the origins that may call the API.
     pub fn traffic(&self) -> TrafficConfig {
         TrafficConfig {
             per_key: self.request_rate("limits.requests_per_key", "limits.requests_per_key_burst"),
@@ -27,7 +27,8 @@ impl Config {
         }
     }
 
-    /// Returns the budget, at least large enough for one batch. A smaller budget would never admit a batch.
+    /// Returns the budget for requests in flight. It is at least as large as the largest batch and body, which a
+    /// smaller budget would never admit.
     fn in_flight_bytes(&self) -> usize {
         ["server.in_flight_bytes", "server.batch_bytes", "server.body_bytes"]
             .map(|path| self.size(path))
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_limit_by_default_and_a_burst_of_ten_seconds_with_one() {
+    fn there_is_no_rate_limit_by_default_and_the_default_burst_is_ten_seconds_of_the_rate() {
         let traffic = load(&[]).expect("the defaults are good").traffic();
         assert!(traffic.per_key.is_none() && traffic.per_address.is_none() && traffic.cors.origins.is_empty());
         let traffic = load(&[

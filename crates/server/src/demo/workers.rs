@@ -23,7 +23,7 @@ pub fn all(url: &str) -> Vec<Worker> {
     ]
 }
 
-/// Payload of all sample jobs: `n` counts them, and decides what goes wrong.
+/// Payload of all sample jobs. `n` is the number of the job, and decides whether and how it fails.
 #[derive(Deserialize)]
 struct Sample {
     #[serde(default)]
@@ -63,7 +63,7 @@ async fn pay_refund(_: Context, _: Value) -> Result<Value, JobError> {
     Ok(json!({"paid": true}))
 }
 
-/// Twelve seconds with durable steps and progress.
+/// Takes twelve seconds, stores its steps and reports progress.
 async fn render(job: Context, sample: Sample) -> Result<Value, JobError> {
     const STEPS: [&str; 3] = ["download", "encode", "upload"];
     job.set_total_steps(3);

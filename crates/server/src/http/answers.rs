@@ -1,10 +1,10 @@
 //! Limits the memory of answers that are not sent yet.
 //!
-//! An answer of up to 64 KiB costs nothing. A larger one takes its bytes from one budget of the process until its peer has
-//! read it. While the budget is used up, a large answer is dropped, and its request waits and is handled again when there is
-//! room. In that time, connections of peers that do not read are closed earlier than usual. A connection whose previous
-//! answer was large reserves the same number of bytes before its next request is handled, so a client that requests many
-//! large answers and reads none costs little.
+//! An answer of up to 64 KiB costs nothing. A larger one takes its bytes from one budget of the process until its peer
+//! has read it. While the budget is used up, a large answer is dropped, and its request waits and is handled again when
+//! there is room. When the budget is nearly used up, connections of peers that do not read are closed earlier than
+//! usual. A connection whose previous answer was large reserves the same number of bytes before its next request is
+//! handled, so a client that requests many large answers and reads none costs little.
 
 use std::sync::{
     Arc,
@@ -102,7 +102,7 @@ impl Answers {
             return (Box::pin(call(router, *request)).await, None);
         }
         let permit = connection.reads.clone().acquire_owned().await.expect("the semaphore is never closed");
-        // In a box, so that a request that waits for its connection is small.
+        // Boxed, so that the future of a request that waits for its connection is small.
         Box::pin(self.handle_read(router, *request, connection, permit)).await
     }
 
@@ -155,7 +155,7 @@ impl Answers {
 
 async fn read(reads: &Semaphore, router: Router, request: Request<Body>) -> Response<Body> {
     let _read = reads.acquire().await.expect("the semaphore is never closed");
-    // In a box, so that a request that waits is small.
+    // Boxed, so that the future of a request that waits is small.
     Box::pin(call(router, request)).await
 }
 

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use crate::{faena::eventually, shell::Shell};
 use chrome::{Chrome, ENTER, ESCAPE, TAB, with_chrome};
 
-/// Rules that depend on the theme or on the width. All others hold for a page however it is shown.
+/// Accessibility rules whose result depends on the theme or the width.
 const VISUAL_RULES: [&str; 3] = ["color-contrast", "link-in-text-block", "scrollable-region-focusable"];
-/// Themes and widths in which every page is looked at.
+/// Themes and widths in which every page is checked.
 const LOOKS: [(&str, u32); 4] = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,9 +130,11 @@ async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
         json!({"name": "label.print", "queue": "print", "payload": {"copies": 1, "note": "it's"}, "tags": ["paper"]});
     let id = shell.faena.submit(body).await;
     chrome.open(&format!("/jobs/{id}")).await;
-    chrome.js("window.isLeft = true").await;
+    chrome.js("window.isOldPage = true").await;
     chrome.press("e").await;
-    chrome.until("!window.isLeft && location.pathname.endsWith('/edit') && document.readyState === 'complete'").await;
+    chrome
+        .until("!window.isOldPage && location.pathname.endsWith('/edit') && document.readyState === 'complete'")
+        .await;
     chrome.fill("textarea[name=payload]", "{\"copies\": 2, \"note\": \"it's\"}").await;
     chrome.follow("form.panel button.primary").await;
     assert!(chrome.text(".notice").await.contains("saved"));
@@ -153,9 +155,9 @@ async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
         (&copy["payload"]["note"], &copy["tags"], &copy["queue"]),
         (&json!("it's"), &json!(["paper"]), &json!("print"))
     );
-    chrome.js("window.isLeft = true").await;
+    chrome.js("window.isOldPage = true").await;
     chrome.press("a").await;
-    chrome.until("!window.isLeft && location.pathname === '/jobs/new' && document.readyState === 'complete'").await;
+    chrome.until("!window.isOldPage && location.pathname === '/jobs/new' && document.readyState === 'complete'").await;
     chrome.fill("textarea[name=payload]", "{\"copies\": 3}").await;
     chrome.follow("form.panel button.primary").await;
     assert_eq!(chrome.text("h1").await, "label.print");
@@ -165,7 +167,7 @@ async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
     assert!(chrome.text("#keys").await.contains("Edit"), "the page says which keys there are");
 }
 
-/// New rows wait behind a line; rows that change do so in place; nothing is loaded again.
+/// Checks that a line announces new rows, that rows change in place, and that the page is not loaded again.
 async fn watch_a_list(chrome: &Chrome, shell: &Shell) {
     let id = shell.faena.submit(json!({"name": "first.one", "queue": "live"})).await;
     chrome.open("/jobs?queue=live").await;
@@ -213,7 +215,7 @@ async fn approve_a_task(chrome: &Chrome, shell: &Shell, task: &str) {
     assert!(task["state"].as_str().unwrap().starts_with("EJECUTANDO_CODIGO"), "{task}");
 }
 
-/// Everything can be reached without a mouse, and the focus is always visible.
+/// Checks that every control can be reached without a mouse, and that the focus is always visible.
 async fn use_the_keyboard(chrome: &Chrome) {
     chrome.open("/jobs?queue=live").await;
     chrome.press(TAB).await;
@@ -227,16 +229,16 @@ async fn use_the_keyboard(chrome: &Chrome) {
     chrome.press("jjx").await;
     assert_eq!(chrome.js("return [...document.querySelectorAll('tbody tr')].findIndex((row) => row.classList.contains('selected'))").await, 1);
     assert_eq!(chrome.js("return document.querySelectorAll('tbody input:checked').length").await, 1);
-    // Only what is visible has a text. The page has been replaced by the stream meanwhile.
+    // Only visible elements have a text. The stream has replaced the content of the page in the meantime.
     assert_eq!(chrome.text("[data-key-action=retry]").await.replace('\n', ""), "Retry selected (1)");
     chrome.press("k").await;
     chrome.press(ENTER).await;
     chrome.until("location.pathname.length > 20 && document.readyState === 'complete'").await;
-    let reached = chrome
+    let unreachable = chrome
         .js("const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary')];
              return all.filter((e) => e.offsetParent && e.tabIndex < 0).map((e) => e.outerHTML.slice(0, 100));")
         .await;
-    assert_eq!(reached, Value::Array(Vec::new()), "every control can be reached with Tab");
+    assert_eq!(unreachable, Value::Array(Vec::new()), "every control can be reached with Tab");
     let mut seen = 0;
     for _ in 0..30 {
         chrome.press(TAB).await;
@@ -275,13 +277,13 @@ async fn read_without_script(chrome: &Chrome, pages: &[String]) {
         let empty =
             chrome.js("return [...document.querySelectorAll('time')].filter((e) => !e.textContent).length").await;
         assert_eq!(empty, 0, "{page}: every time is readable");
-        let hidden = chrome.js("return document.documentElement.classList.contains('is-live')").await;
-        assert_eq!(hidden, false, "{page}: no script runs");
+        let is_live = chrome.js("return document.documentElement.classList.contains('is-live')").await;
+        assert_eq!(is_live, false, "{page}: no script runs");
     }
     chrome.open("/jobs/new").await;
     chrome.fill("input[name=name]", "without.script").await;
     chrome.follow("form.panel button.primary").await;
-    assert_eq!(chrome.text("h1").await, "without.script", "acting works too");
+    assert_eq!(chrome.text("h1").await, "without.script", "forms work too");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -391,13 +393,13 @@ async fn hostile_data_runs_nothing_and_breaks_no_layout() {
             }
             chrome.assert_no_errors(page).await;
         }
-        too_much(chrome).await;
+        submit_too_much(chrome).await;
     })
     .await;
 }
 
-/// More than the API accepts is rejected with a reason, and what was typed stays.
-async fn too_much(chrome: &Chrome) {
+/// Checks that more than the API accepts is rejected with a reason, and that the form keeps its input.
+async fn submit_too_much(chrome: &Chrome) {
     chrome.open("/jobs/new").await;
     let tags: Vec<String> = (0..10_000).map(|n| format!("t{n}")).collect();
     let script = "const [tags] = arguments;

@@ -147,7 +147,7 @@ async fn evicted_entries_are_restored() {
     for id in batch["ids"].as_array().unwrap() {
         faena.wait_for_state(id.as_str().unwrap(), "COMPLETED").await;
     }
-    assert!(faena.log().contains("queue in Redis had lost entries"), "{}", faena.log());
+    assert!(faena.log().contains("queue in Redis differed from the database"), "{}", faena.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use crate::{
     terminal::Terminal,
 };
 
-/// Every command that prints a table, in the words of the command line.
+/// Arguments of commands that print a table, among them every command that ends with `list`.
 const LISTS: [&str; 19] = [
     "jobs list",
     "dlq list",
@@ -104,7 +104,7 @@ async fn every_list_fits_a_terminal_and_is_whole_elsewhere() {
     let whole = shell.stdout(&["jobs", "list"]);
     assert!(whole.contains(&format!("日本語の種類.{}", "x".repeat(80))), "{whole}");
     let id = shell.json(&["jobs", "list", "--json"])["jobs"][0]["id"].as_str().unwrap().to_owned();
-    assert!(in_terminal(&shell, "jobs list", 80).await.screen().contains(&id), "ids are whole");
+    assert!(in_terminal(&shell, "jobs list", 80).await.screen().contains(&id), "ids are not shortened");
     in_terminal(&shell, "config", 80).await.assert_nothing_wraps();
     in_terminal(&shell, &format!("trace {id}"), 80).await.assert_nothing_wraps();
 }
@@ -121,8 +121,8 @@ async fn empty_lists_fit_a_terminal() {
 async fn states_have_colours_on_a_terminal_unless_refused() {
     let shell = Shell::start(&[]).await;
     shell.faena.submit(json!({"type": "unknown.type"})).await;
-    let painted = in_terminal(&shell, "jobs list", 80).await.bytes();
-    assert!(painted.contains("\x1b[36mQUEUED\x1b[0m"), "{painted}");
+    let coloured = in_terminal(&shell, "jobs list", 80).await.bytes();
+    assert!(coloured.contains("\x1b[36mQUEUED\x1b[0m"), "{coloured}");
     for (name, value) in [("NO_COLOR", "1"), ("TERM", "dumb")] {
         let mut command = command(shell.folder.path());
         command.env("FAENA_URL", &shell.faena.url).args(["jobs", "list"]);
@@ -157,7 +157,7 @@ pub fn common_beginning(a: &str, b: &str) -> usize {
     a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count()
 }
 
-/// The history of a task is listed whole: it is longer than the page that one request returns.
+/// Checks that the whole history of a task is listed if it is longer than the page that one request returns.
 async fn check_long_history(shell: &Shell, task: &str) {
     for _ in 0..250 {
         shell.faena.post(&format!("/api/v1/tasks/{task}/events"), json!({"type": "pay"})).await;
@@ -226,7 +226,8 @@ async fn long_work_has_a_progress_bar_on_a_terminal_only() {
     assert!(doctor.bytes().contains("[="), "{}", doctor.bytes());
 }
 
-/// Returns what a shell offers after these words, the last of which is being typed.
+/// Returns what a shell offers after these words, the last of which is being typed, and what the command prints as
+/// errors.
 fn complete(shell: &Shell, url: &str, words: &[&str]) -> (String, String) {
     let mut command = command(shell.folder.path());
     let index = (words.len() - 1).to_string();

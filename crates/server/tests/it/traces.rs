@@ -40,7 +40,7 @@ async fn submit_traced(faena: &Faena, traceparent: &str, body: Value) -> String 
 
 type Traceparents = Arc<Mutex<Vec<String>>>;
 
-/// Starts a receiver that keeps the trace contexts it gets. Returns its URL too.
+/// Starts a webhook receiver. Returns its URL, and the trace contexts that it receives.
 async fn receiver() -> (String, Traceparents) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/hook/s3cret-path", listener.local_addr().unwrap());
@@ -136,7 +136,7 @@ async fn every_run_of_a_retried_job_has_a_span() {
         assert_eq!((run.error.as_deref(), run.attribute("error.type")), (Some("the mailbox is full"), "error"));
     }
     assert_eq!(collector.some_spans("queued", 2).await.len(), 2);
-    // A trace that begins here has the id of the job.
+    // A trace that begins in Faena has the id of the job.
     assert_eq!(request.trace_id, id.replace('-', ""));
     assert_eq!(request.parent, "");
     assert_ids_are_unique(&collector);
@@ -176,15 +176,15 @@ async fn an_invalid_trace_context_is_ignored_and_a_new_trace_begins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_caller_decides_and_else_the_ratio_whether_a_trace_is_recorded() {
+async fn the_caller_or_without_one_the_sample_ratio_decides_whether_a_trace_is_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let collector = Collector::start();
     let (url, hooks) = receiver().await;
     let faena = start(folder.path(), &collector, &[("OTEL_TRACES_SAMPLER", "always_off")]).await;
     let own = faena.submit(json!({"name": "noop", "webhookUrl": url})).await;
     let unsampled = format!("00-{TRACE}-{CALLER}-00");
-    let refused = submit_traced(&faena, &unsampled, json!({"name": "noop", "webhookUrl": url})).await;
-    for id in [&own, &refused] {
+    let unsampled = submit_traced(&faena, &unsampled, json!({"name": "noop", "webhookUrl": url})).await;
+    for id in [&own, &unsampled] {
         faena.wait_for_state(id, "COMPLETED").await;
     }
     eventually("both webhooks arrive", async || (hooks.lock().unwrap().len() == 2).then_some(())).await;

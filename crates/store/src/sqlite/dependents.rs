@@ -99,7 +99,7 @@ struct ParentEnded {
     cancelled: bool,
 }
 
-/// Removes one parent of a child.
+/// Removes one parent of a child. Then cancels the child because of this parent, or releases it if no parent is left.
 fn parent_ended(
     tx: &Tx,
     child: JobId,

@@ -170,7 +170,9 @@ fn decision(id: &'static str, summary: &'static str) -> Operation {
         .about("With `hash`, a decision is refused if the subject has changed since the caller read that hash.")
         .optional_body("TaskDecision", requests::task_decision, json!({"comment": "go ahead"}))
         .ok::<TaskAnswer>("What the decision did.")
-        .conflict("No approval is open, the open one is about another subject, or the caller may not decide.")
+        .conflict(
+            "No approval is open, it is about another subject, the task is paused, or the caller decided the opposite.",
+        )
 }
 
 pub fn cancel() -> Operation {

@@ -20,7 +20,7 @@ fn on_worker(tag: Tag, id: &'static str, summary: &'static str) -> Operation {
 }
 
 const TOKEN: &str =
-    "`sessionToken` of the registration. Without it the answer is 401, with that of another worker 403.";
+    "`sessionToken` of the registration. Without it the answer is 401; with the token of another worker it is 403.";
 
 /// A call of a worker that is registered over plain HTTP.
 fn by_worker(id: &'static str, summary: &'static str) -> Operation {

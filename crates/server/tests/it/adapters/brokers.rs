@@ -1,4 +1,4 @@
-//! The loop over a broker: a sink publishes the requests of the server, and an inbox receives the results of the
+//! Adapters over a broker: a sink publishes the requests of the server, and an inbox receives the results of the
 //! adapters.
 
 mod rabbitmq {
@@ -113,7 +113,7 @@ deliver = "task-events"
         workshop.decide(&first, "approve", "go").await;
         workshop.wait_for_lines("codes", 1).await;
 
-        // Results, heartbeats and new requests have nowhere to go.
+        // Results, heartbeats and new requests cannot be delivered.
         nats.kill();
         std::fs::write(workshop.path("go"), "").unwrap();
         workshop.smith.as_mut().unwrap().wait_for_log("result not delivered, trying again").await;

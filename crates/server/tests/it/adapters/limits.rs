@@ -1,4 +1,4 @@
-//! The limits of the sandbox, and what the adapters refuse at their start.
+//! The limits of the sandbox, and the configurations with which the adapters refuse to start.
 
 use serde_json::json;
 

@@ -218,9 +218,9 @@ impl Chrome {
 
     /// Clicks a link or a button that leads to another page, and waits for that.
     pub async fn follow(&self, selector: &str) {
-        self.js("window.isLeft = true").await;
+        self.js("window.isOldPage = true").await;
         self.click(selector).await;
-        self.until("!window.isLeft && document.readyState === 'complete'").await;
+        self.until("!window.isOldPage && document.readyState === 'complete'").await;
     }
 
     pub async fn fill(&self, selector: &str, text: &str) {

@@ -36,7 +36,7 @@ impl Injection {
                 None => panic!("strace cannot trace another process here; this test needs that: {printed}"),
             }
         }
-        // The rest is never read.
+        // Reads the rest and drops it, so that strace does not block on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Injection(child)
     }
