@@ -16,6 +16,7 @@ mod error;
 mod findings;
 mod form;
 mod format;
+mod inputs;
 mod layout;
 mod live;
 mod markup;

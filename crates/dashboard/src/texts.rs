@@ -245,6 +245,7 @@ texts! {
     created_before: "Submitted before", "Enviado antes de";
     more: "more", "más";
     tags_help: "Tags, separated by commas", "Etiquetas, separadas por comas";
+    options: "Options", "Opciones";
     name_or_type: "Name (type) of the job", "Nombre (tipo) del trabajo";
 
     // Queues and limits

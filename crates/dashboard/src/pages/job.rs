@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    job_graph,
+    job_form, job_graph,
     job_related::{self, Related},
     jobs::{Progress, progress_bar},
     queues::queue_link,
@@ -163,7 +163,9 @@ struct JobPage<'a> {
 
 pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
     let path = format!("/api/v1/jobs/{}", segment(&id));
-    let job: Job = viewer.get(&path).await?;
+    let answer: Value = viewer.get(&path).await?;
+    let curl = curl(&viewer, &answer);
+    let job: Job = serde_json::from_value(answer).map_err(Failure::internal)?;
     let why = match job.status.as_str() {
         "COMPLETED" => None,
         _ => viewer.get::<Why>(&format!("{path}/why")).await.ok(),
@@ -193,7 +195,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         result: shown_result.map(|result| content(t, &job.hidden, "result", result)),
         graph: job_graph::read(&viewer, &job.id).await?,
         related: job_related::read(&viewer, &job.id, &job.correlation_id).await?,
-        curl: curl(&viewer, &job),
+        curl,
         can: PermittedActions {
             retry: matches!(job.status.as_str(), "FAILED" | "CANCELLED" | "RETRYING"),
             cancel: !matches!(job.status.as_str(), "COMPLETED" | "FAILED" | "CANCELLED"),
@@ -386,11 +388,8 @@ fn details(viewer: &Viewer, job: &Job) -> Vec<(&'static str, Markup)> {
 }
 
 /// Returns the command that submits the same job again.
-fn curl(viewer: &Viewer, job: &Job) -> String {
-    let body = serde_json::json!({
-        "name": job.name, "type": job.kind, "queue": job.queue, "priority": job.priority, "payload": job.payload,
-        "tags": job.tags,
-    });
+fn curl(viewer: &Viewer, job: &Value) -> String {
+    let body = Value::Object(job_form::resubmission(job));
     let quoted = visible_json(body.to_string()).replace('\'', r"'\''");
     let key = if viewer.has_session() { " -H \"Authorization: Bearer $FAENA_API_KEY\"" } else { "" };
     let url = viewer.server_url();

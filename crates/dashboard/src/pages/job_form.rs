@@ -3,17 +3,16 @@
 use askama::Template;
 use axum::{
     extract::{Path, RawQuery},
-    response::Response,
+    response::{IntoResponse, Response},
 };
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
     action::show_result,
-    content::pretty,
     error::Failure,
-    form::Form,
+    form::Fields,
     format::short_id,
+    inputs::{Control, Entries, FieldKinds, Inputs, Kind, Section, TIME_EXAMPLE, message},
     layout::Page,
     query::{Pairs, segment},
     session::{self, Notice},
@@ -21,15 +20,47 @@ use crate::{
     viewer::Viewer,
 };
 
-/// The fields of the form, as the viewer typed them.
-#[derive(Deserialize, Default, Clone)]
-#[serde(default)]
-pub struct Fields {
-    name: String,
-    queue: String,
-    priority: String,
-    payload: String,
-    tags: String,
+/// The fields of a new job. Their names are those of the API.
+const FIELDS: FieldKinds = &[
+    ("name", Kind::Text),
+    ("type", Kind::Text),
+    ("queue", Kind::Text),
+    ("priority", Kind::Text),
+    ("tags", Kind::List),
+    ("payload", Kind::Json),
+    ("scheduledAt", Kind::Text),
+    ("expiresAt", Kind::Text),
+    ("timeoutMs", Kind::Duration),
+    ("maxRetries", Kind::Number),
+    ("retryDelay", Kind::Duration),
+    ("uniqueKey", Kind::Text),
+    ("concurrencyKey", Kind::Text),
+    ("webhookUrl", Kind::Text),
+];
+
+/// The fields of a job that can be changed before it starts.
+const EDITABLE: FieldKinds = &[
+    ("name", Kind::Text),
+    ("priority", Kind::Text),
+    ("tags", Kind::List),
+    ("payload", Kind::Json),
+    ("scheduledAt", Kind::Text),
+    ("expiresAt", Kind::Text),
+    ("timeoutMs", Kind::Duration),
+    ("maxRetries", Kind::Number),
+    ("retryDelay", Kind::Duration),
+    ("webhookUrl", Kind::Text),
+];
+
+/// Name of the hidden field with the options of a copied job that have no field, as JSON.
+const OTHERS: &str = "others";
+
+/// Which job the form is about.
+#[derive(Clone, Copy)]
+enum Subject<'a> {
+    New,
+    CopyOf(&'a str),
+    Edited(&'a str),
 }
 
 #[derive(Template)]
@@ -41,85 +72,162 @@ struct FormPage<'a> {
     /// Where the form is sent.
     action: String,
     back: String,
-    fields: &'a Fields,
-    /// The job that is edited; `None`: the form submits a new one.
-    edited: Option<String>,
-    is_new: bool,
-    priorities: [&'static str; 4],
+    /// The job that is edited or copied.
+    other_job: Option<String>,
+    /// Hidden fields.
+    hidden: Vec<(&'static str, String)>,
+    sections: Vec<Section>,
+    button: &'static str,
     error: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct Source {
-    name: String,
-    queue: String,
-    priority: String,
-    payload: Value,
-    #[serde(default)]
-    tags: Vec<String>,
-}
-
-impl Source {
-    fn fields(self) -> Fields {
-        Fields {
-            name: self.name,
-            queue: self.queue,
-            priority: self.priority,
-            payload: pretty(&self.payload),
-            tags: self.tags.join(", "),
-        }
-    }
-}
-
-fn form(viewer: &Viewer, id: Option<&str>, fields: &Fields, error: Option<String>) -> Result<Page, Failure> {
-    let (t, base) = (viewer.texts(), viewer.base());
-    let (title, path) = match id {
-        Some(id) => (t.edit_job, format!("{base}/jobs/{}/edit", segment(id))),
-        None => (t.new_job, format!("{base}/jobs/new")),
+fn form(viewer: &Viewer, subject: Subject, entries: &Entries, failure: Option<&Failure>) -> Result<Page, Failure> {
+    let t = viewer.texts();
+    let invalid = failure.map(|failure| failure.fields.as_slice()).unwrap_or_default();
+    let sections = sections(t, subject, &Inputs { t, entries, invalid, timing: &[] });
+    let page_of = |id: &str| format!("/jobs/{}", segment(id));
+    let (title, action, other) = match subject {
+        Subject::New => (t.new_job, "/jobs/new".to_owned(), None),
+        Subject::CopyOf(id) => (t.new_job, Pairs::default().with("from", id).link("/jobs/new"), Some(id)),
+        Subject::Edited(id) => (t.edit_job, format!("{}/edit", page_of(id)), Some(id)),
     };
-    let back = id.map_or(format!("{base}/jobs"), |id| format!("{base}/jobs/{}", segment(id)));
-    let priorities = ["LOW", "NORMAL", "HIGH", "CRITICAL"];
-    let edited = id.map(short_id);
-    let page = FormPage { t, base, title, action: path, back, fields, edited, is_new: id.is_none(), priorities, error };
+    let hidden = match subject {
+        Subject::Edited(_) => vec![(crate::inputs::ORIGINAL, entries.get(crate::inputs::ORIGINAL).to_owned())],
+        _ => vec![(OTHERS, entries.get(OTHERS).to_owned())],
+    };
+    let page = FormPage {
+        t,
+        base: viewer.base(),
+        title,
+        action,
+        back: other.map_or("/jobs".to_owned(), page_of),
+        other_job: other.map(short_id),
+        hidden,
+        button: if matches!(subject, Subject::Edited(_)) { t.save } else { t.submit_job },
+        error: failure.map(|failure| message(&sections, failure)),
+        sections,
+    };
     Page::exact(title, "/jobs", &page)
 }
 
-pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
-    let fields = match Pairs::parse(query.as_deref()).get("from") {
-        Some(id) => viewer.get::<Source>(&format!("/api/v1/jobs/{}", segment(id))).await?.fields(),
-        None => {
-            Fields { queue: "default".into(), priority: "NORMAL".into(), payload: "{}".into(), ..Fields::default() }
-        }
+fn sections(t: &'static Texts, subject: Subject, inputs: &Inputs) -> Vec<Section> {
+    let is_new = !matches!(subject, Subject::Edited(_));
+    let only_new = |input| if is_new { vec![input] } else { Vec::new() };
+    let mut job = vec![inputs.line("name", t.name_or_type).required()];
+    job.extend(only_new(inputs.line("type", t.job_type_if_different)));
+    job.extend(only_new(inputs.line("queue", t.queue).placeholder("default")));
+    job.extend([inputs.priority("priority"), inputs.line("tags", t.tags_help), inputs.json("payload")]);
+    let mut options = vec![
+        inputs.line("scheduledAt", t.scheduled_for).placeholder(TIME_EXAMPLE),
+        inputs.line("expiresAt", t.expires).placeholder(TIME_EXAMPLE),
+        inputs.line("timeoutMs", t.time_limit).placeholder("30m"),
+        inputs.line("maxRetries", t.max_retries).placeholder("3"),
+        inputs.line("retryDelay", t.retry_delay).placeholder("1s"),
+    ];
+    options.extend(only_new(inputs.line("uniqueKey", t.unique_key)));
+    options.extend(only_new(inputs.line("concurrencyKey", t.concurrency_key)));
+    options.push(inputs.line("webhookUrl", t.webhook_url));
+    vec![Section { title: t.job, inputs: job }, Section { title: t.options, inputs: options }]
+}
+
+/// Options of a job that have no effect on a copy if they have this value.
+fn defaults() -> [(&'static str, Value); 8] {
+    [
+        ("queue", json!("default")),
+        ("priority", json!("NORMAL")),
+        ("maxRetries", json!(3)),
+        ("retryDelay", json!(1_000)),
+        ("backoffMultiplier", json!(2.0)),
+        ("maxDelay", json!(60_000)),
+        ("jitter", json!(0.0)),
+        ("retryOn", json!("all")),
+    ]
+}
+
+/// Returns the body that submits a job of the API again, without what only applies to the first one: times,
+/// dependencies, correlation and idempotency key.
+pub fn resubmission(job: &Value) -> Map<String, Value> {
+    const COPIED: [&str; 16] = [
+        "name",
+        "type",
+        "queue",
+        "priority",
+        "payload",
+        "tags",
+        "maxRetries",
+        "retryDelay",
+        "backoffMultiplier",
+        "maxDelay",
+        "retryDelays",
+        "jitter",
+        "retryOn",
+        "timeoutMs",
+        "uniqueKey",
+        "concurrencyKey",
+    ];
+    let defaults = defaults();
+    let is_default = |name: &str, value: &Value| {
+        value.is_null()
+            || value.as_array().is_some_and(Vec::is_empty)
+            || defaults.iter().any(|(known, default)| *known == name && default == value)
+            || (name == "type" && *value == job["name"])
     };
-    form(&viewer, None, &fields, None)
+    let names = COPIED.into_iter().chain(["webhookUrl"]);
+    let copied = names.filter(|name| !is_default(name, &job[*name]));
+    copied.map(|name| (name.to_owned(), job[name].clone())).collect()
+}
+
+/// Returns the entries of a form that copies a job.
+fn copy(job: &Value) -> Entries {
+    let mut body = resubmission(job);
+    for (name, default) in defaults().into_iter().take(2) {
+        body.entry(name).or_insert(default);
+    }
+    let body = Value::Object(body);
+    let mut entries = Entries::of(FIELDS, &body);
+    let has_field = |name: &str| FIELDS.iter().any(|(known, _)| *known == name);
+    let others = body.as_object().into_iter().flatten().filter(|(name, _)| !has_field(name));
+    let others: Map<String, Value> = others.map(|(name, value)| (name.clone(), value.clone())).collect();
+    if !others.is_empty() {
+        entries.0.insert(OTHERS.to_owned(), Value::Object(others).to_string());
+    }
+    entries
+}
+
+async fn read(viewer: &Viewer, id: &str) -> Result<Value, Failure> {
+    viewer.get(&format!("/api/v1/jobs/{}", segment(id))).await
+}
+
+pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Failure> {
+    if let Some(id) = Pairs::parse(query.as_deref()).get("from") {
+        return form(&viewer, Subject::CopyOf(id), &copy(&read(&viewer, id).await?), None);
+    }
+    let default = [("queue", "default"), ("priority", "NORMAL"), ("payload", "{}")];
+    let default = Entries::from_pairs(default.map(|(name, text)| (name.to_owned(), text.to_owned())));
+    form(&viewer, Subject::New, &default, None)
 }
 
 pub async fn show_edit(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
-    let source: Source = viewer.get(&format!("/api/v1/jobs/{}", segment(&id))).await?;
-    form(&viewer, Some(&id), &source.fields(), None)
+    let mut entries = Entries::of(EDITABLE, &read(&viewer, &id).await?);
+    let original = entries.to_json();
+    entries.0.insert(crate::inputs::ORIGINAL.to_owned(), original);
+    form(&viewer, Subject::Edited(&id), &entries, None)
 }
 
-/// Returns the body of the request to the API.
-fn body(fields: &Fields, t: &Texts) -> Result<Map<String, Value>, Failure> {
-    let payload = fields.payload.trim();
-    let payload: Value = serde_json::from_str(if payload.is_empty() { "{}" } else { payload })
-        .map_err(|error| Failure::bad_request(format!("{}: {error}", t.payload)))?;
-    let tags: Vec<&str> = fields.tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect();
-    let mut body = Map::new();
-    body.insert("priority".into(), json!(fields.priority));
-    body.insert("payload".into(), payload);
-    body.insert("tags".into(), json!(tags));
-    Ok(body)
+/// Returns the body that submits a job. Empty fields get their defaults.
+fn submission(t: &Texts, entries: &Entries) -> Result<Value, Failure> {
+    let mut body = match entries.get(OTHERS) {
+        "" => Map::new(),
+        others => serde_json::from_str(others).map_err(|error| Failure::bad_request(error.to_string()))?,
+    };
+    body.extend(entries.filled(t, FIELDS)?);
+    Ok(Value::Object(body))
 }
 
-pub async fn submit(viewer: Viewer, Form(fields): Form<Fields>) -> Result<Response, Failure> {
-    let t = viewer.texts();
-    let result = match body(&fields, t) {
-        Ok(mut body) => {
-            body.insert("name".into(), json!(fields.name));
-            body.insert("queue".into(), json!(fields.queue));
-            viewer.post_json("/api/v1/jobs", &Value::Object(body)).await
-        }
+pub async fn submit(viewer: Viewer, RawQuery(query): RawQuery, Fields(fields): Fields) -> Result<Response, Failure> {
+    let (t, entries) = (viewer.texts(), Entries::from_pairs(fields));
+    let result = match submission(t, &entries) {
+        Ok(body) => viewer.post_json("/api/v1/jobs", &body).await,
         Err(failure) => Err(failure),
     };
     match result {
@@ -128,32 +236,90 @@ pub async fn submit(viewer: Viewer, Form(fields): Form<Fields>) -> Result<Respon
             let notice = Notice { is_error: false, text: t.job_was_submitted.to_owned() };
             Ok(session::redirect(&viewer, &format!("/jobs/{id}"), Some(notice)))
         }
-        Err(failure) => again(&viewer, None, &fields, failure),
+        Err(failure) => {
+            let query = Pairs::parse(query.as_deref());
+            again(&viewer, query.get("from").map_or(Subject::New, Subject::CopyOf), &entries, failure)
+        }
     }
 }
 
-pub async fn save_edit(
-    viewer: Viewer,
-    Path(id): Path<String>,
-    Form(fields): Form<Fields>,
-) -> Result<Response, Failure> {
-    let t = viewer.texts();
-    let result = match body(&fields, t) {
-        Ok(body) => viewer.patch(&format!("/api/v1/jobs/{}", segment(&id)), &Value::Object(body)).await,
+/// Returns the body that changes what differs from the entries that the form was filled with.
+fn change(t: &Texts, entries: &Entries) -> Result<Map<String, Value>, Failure> {
+    let mut body = entries.changed(t, EDITABLE, &entries.original()?)?;
+    if body.get("payload") == Some(&Value::Null) {
+        body.insert("payload".into(), json!({}));
+    }
+    let needs =
+        [("timeoutMs", t.must_be_a_duration), ("maxRetries", t.must_be_a_number), ("retryDelay", t.must_be_a_duration)];
+    let missing = needs.into_iter().filter(|(name, _)| body.get(*name) == Some(&Value::Null));
+    let missing: Vec<_> = missing.map(|(name, message)| (name.to_owned(), message.to_owned())).collect();
+    if missing.is_empty() { Ok(body) } else { Err(Failure::invalid(missing)) }
+}
+
+pub async fn save_edit(viewer: Viewer, Path(id): Path<String>, Fields(fields): Fields) -> Result<Response, Failure> {
+    let (t, entries) = (viewer.texts(), Entries::from_pairs(fields));
+    let path = format!("/jobs/{}", segment(&id));
+    let result = match change(t, &entries) {
+        // The API rejects a change of nothing.
+        Ok(body) if body.is_empty() => Ok(Value::Null),
+        Ok(body) => viewer.patch(&format!("/api/v1{path}"), &Value::Object(body)).await,
         Err(failure) => Err(failure),
     };
     match result {
-        Err(failure) => again(&viewer, Some(&id), &fields, failure),
-        saved => show_result(&viewer, &format!("/jobs/{}", segment(&id)), saved, t.saved),
+        Err(failure) => again(&viewer, Subject::Edited(&id), &entries, failure),
+        saved => show_result(&viewer, &path, saved, t.saved),
     }
 }
 
-/// Shows the form again with the submitted values and the error.
-fn again(viewer: &Viewer, id: Option<&str>, fields: &Fields, failure: Failure) -> Result<Response, Failure> {
-    use axum::response::IntoResponse;
+/// Shows the form again with the submitted entries and the error.
+fn again(viewer: &Viewer, subject: Subject, entries: &Entries, failure: Failure) -> Result<Response, Failure> {
     if failure.needs_login() {
         return Err(failure);
     }
-    let page = form(viewer, id, fields, Some(failure.message))?;
+    let page = form(viewer, subject, entries, Some(&failure))?;
     Ok(page.with_status(failure.status).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::texts::Language;
+
+    fn job() -> Value {
+        json!({
+            "id": "j1", "name": "Charge order 94", "type": "payment.charge", "queue": "default", "priority": "HIGH",
+            "payload": {"n": 94}, "tags": ["a", "b"], "maxRetries": 1, "retryDelay": 1000, "backoffMultiplier": 3.0,
+            "maxDelay": 60_000, "jitter": 0.0, "retryOn": "transient", "timeoutMs": 90_000, "scheduledAt": "2026-11-18T14:00:00Z",
+            "webhookUrl": "https://example.com/hook", "uniqueKey": null, "concurrencyKey": "customer-7",
+            "correlationId": "c1", "idempotencyKey": "i1",
+        })
+    }
+
+    #[test]
+    fn a_copy_has_every_option_of_its_job_and_no_time_or_id() {
+        let again = submission(Language::English.texts(), &copy(&job())).expect("a body");
+        let expected = json!({
+            "name": "Charge order 94", "type": "payment.charge", "queue": "default", "priority": "HIGH", "payload": {"n": 94},
+            "tags": ["a", "b"], "maxRetries": 1, "backoffMultiplier": 3.0, "retryOn": "transient", "timeoutMs": 90_000,
+            "webhookUrl": "https://example.com/hook", "concurrencyKey": "customer-7",
+        });
+        assert_eq!(again, expected);
+    }
+
+    #[test]
+    fn only_what_a_person_changed_is_sent() {
+        let t = Language::English.texts();
+        let mut entries = Entries::of(EDITABLE, &job());
+        entries.0.insert("original".into(), entries.to_json());
+        let mut changed = |name: &str, text: &str| {
+            entries.0.insert(name.to_owned(), text.to_owned());
+            change(t, &entries).map(Value::Object)
+        };
+        assert_eq!(changed("payload", "{\"n\":94}").expect("nothing"), json!({}));
+        assert_eq!(changed("payload", " ").expect("a payload"), json!({"payload": {}}));
+        let failure = changed("maxRetries", "").expect_err("a number is needed");
+        assert_eq!(failure.fields, [("maxRetries".to_owned(), t.must_be_a_number.to_owned())]);
+        let both = json!({"payload": {}, "maxRetries": 5});
+        assert_eq!(changed("maxRetries", "5").expect("a number"), both);
+    }
 }

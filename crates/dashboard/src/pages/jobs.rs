@@ -10,7 +10,7 @@ use axum::{
 use faena_domain::Timestamp;
 use serde::Deserialize;
 
-use super::{ListPage, bulk, empty_list_hint, pager, search::parse_search};
+use super::{ListPage, bulk, empty_list_hint, filters::Chip, pager, search::parse_search};
 use crate::{
     error::Failure,
     form::Fields,
@@ -266,13 +266,6 @@ fn sorts(viewer: &Viewer, query: &Pairs) -> Vec<SortLink> {
         is_current: current == (sort, order),
     };
     ways.into_iter().map(link).collect()
-}
-
-/// A state that filters a list.
-pub struct Chip {
-    pub link: String,
-    pub badge: Markup,
-    pub is_current: bool,
 }
 
 #[derive(Template)]

@@ -115,7 +115,7 @@ fn table(viewer: &Viewer, keys: &[Key]) -> Table {
     }
 }
 
-/// Creates a key from the fields `name`, `queues` and `withoutPayloads` and the ticked `scope`s.
+/// Creates a key from the fields `name`, `queues`, `expiresAt` and `withoutPayloads` and the ticked `scope`s.
 pub async fn create(viewer: Viewer, Fields(fields): Fields) -> Result<Response, Failure> {
     let field = |name: &str| fields.iter().find(|(found, _)| found == name).map_or("", |(_, value)| value.trim());
     let scopes: Vec<&str> =
@@ -126,6 +126,9 @@ pub async fn create(viewer: Viewer, Fields(fields): Fields) -> Result<Response, 
     let queues: Vec<&str> = field("queues").split(',').map(str::trim).filter(|queue| !queue.is_empty()).collect();
     if !queues.is_empty() {
         body.insert("queues".into(), json!(queues));
+    }
+    if !field("expiresAt").is_empty() {
+        body.insert("expiresAt".into(), json!(field("expiresAt")));
     }
     if !field("withoutPayloads").is_empty() {
         body.insert("withoutPayloads".into(), json!(true));

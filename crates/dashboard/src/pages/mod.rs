@@ -6,6 +6,7 @@ mod bulk;
 mod dead_letters;
 mod drawing;
 mod events;
+mod filters;
 mod history;
 mod job;
 mod job_form;

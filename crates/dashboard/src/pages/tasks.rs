@@ -1,10 +1,16 @@
 //! Tasks, and those of them that wait for a decision.
 
+use std::collections::BTreeMap;
+
 use axum::extract::RawQuery;
 use faena_domain::Timestamp;
 use serde::Deserialize;
 
-use super::{ListPage, empty_list_hint, pager};
+use super::{
+    ListPage, empty_list_hint,
+    filters::{Chip, ListFilters},
+    pager,
+};
 use crate::{
     error::Failure,
     layout::Page,
@@ -56,9 +62,54 @@ async fn show_list(viewer: Viewer, query: Pairs, title: &str, section: &'static 
         .only(&["machine", "state", "status", "tag", "correlationId", "approval", "page"])
         .with("limit", &LIMIT.to_string());
     let list: TaskList = viewer.get(&wanted.link("/api/v1/tasks")).await?;
-    let mut page = ListPage::new(&viewer, title, table(&viewer, &list.tasks, section == "/approvals"));
+    let is_approvals = section == "/approvals";
+    // A task that waits for a decision is running.
+    let chips = if is_approvals { Vec::new() } else { chips(&viewer, &query).await };
+    let clear = query.only(&["status"]).link(&format!("{}{section}", viewer.base()));
+    let active_filters = active_filters(viewer.texts(), &query);
+    let mut page = ListPage::new(&viewer, title, table(&viewer, &list.tasks, is_approvals));
+    page.filters = Markup::of(&ListFilters { t: viewer.texts(), chips, active_filters, clear });
     page.pager = Some(pager(&viewer, section, &query.without("approval"), list.total, list.tasks.len(), LIMIT));
     page.page(section)
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Counts {
+    by_status: BTreeMap<String, u64>,
+}
+
+#[derive(Deserialize)]
+struct Overview {
+    tasks: Counts,
+}
+
+/// Statuses, those that need attention first.
+const STATUSES: [&str; 6] = ["failed", "paused", "running", "queued", "completed", "cancelled"];
+
+/// Returns the statuses with the number of tasks in the whole system. A status without tasks is left out, unless it is the
+/// filter.
+async fn chips(viewer: &Viewer, query: &Pairs) -> Vec<Chip> {
+    let (t, formats) = (viewer.texts(), viewer.formats());
+    let Ok(Overview { tasks }) = viewer.get("/api/v1/metrics/overview").await else { return Vec::new() };
+    let chip = |status: &str| {
+        let count = tasks.by_status.get(status).copied().unwrap_or(0);
+        let is_current = query.get("status") == Some(status);
+        let rest = query.without("page").without("status");
+        let link = if is_current { rest } else { rest.with("status", status) };
+        let badge = badge(style(status, false), &format!("{} {}", t.task_status(status), formats.count(count)));
+        (count > 0 || is_current).then(|| Chip {
+            link: link.link(&format!("{}/tasks", viewer.base())),
+            badge,
+            is_current,
+        })
+    };
+    STATUSES.into_iter().filter_map(chip).collect()
+}
+
+fn active_filters(t: &'static Texts, query: &Pairs) -> Vec<(&'static str, String)> {
+    let names = [("machine", t.machine), ("state", t.state), ("tag", t.tag), ("correlationId", t.correlation_id)];
+    names.into_iter().filter_map(|(name, word)| Some((word, query.get(name)?.to_owned()))).collect()
 }
 
 /// Returns the style of a task with this status.

@@ -9,7 +9,11 @@ use faena_domain::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ListPage, jobs::Chip, pager};
+use super::{
+    ListPage,
+    filters::{Chip, ListFilters},
+    pager,
+};
 use crate::{
     action::show_result,
     content::{Hidden, content},
@@ -117,20 +121,14 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
         select_label: None,
     };
     let mut page = ListPage::new(&viewer, t.webhooks, table);
-    page.filters = Markup::of(&StateFilters { t, chips: chips(&viewer, &query) });
+    page.filters =
+        Markup::of(&ListFilters { t, chips: chips(&viewer, &query), active_filters: Vec::new(), clear: String::new() });
     page.pager = Some(pager(&viewer, "/webhooks", &query, list.total, list.webhooks.len(), LIMIT));
     page.page("/webhooks")
 }
 
 /// States, those that need attention first.
 const STATES: [&str; 4] = ["FAILED", "WAITING", "SENDING", "DELIVERED"];
-
-#[derive(Template)]
-#[template(path = "state_filters.html")]
-struct StateFilters {
-    t: &'static Texts,
-    chips: Vec<Chip>,
-}
 
 fn chips(viewer: &Viewer, query: &Pairs) -> Vec<Chip> {
     let chip = |state: &str| {
