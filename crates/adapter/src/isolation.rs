@@ -83,8 +83,8 @@ impl Isolation {
 
     /// Returns the words that run a command with these limits.
     pub fn wrap(&self, argv: &[String], usage: UsageLimits, max_file_bytes: u64) -> Vec<String> {
-        // The limit of data, not of address space: many runtimes reserve far more addresses than they use. The kernel counts
-        // processes per user, with those of other programs, so only the watch limits their number.
+        // This limits data, not address space, because many runtimes reserve far more addresses than they use. The
+        // kernel counts all processes of a user together, so only the watch limits their number.
         let mut words = self.wrapper.clone();
         words.extend([
             "prlimit".to_owned(),

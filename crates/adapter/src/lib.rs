@@ -56,7 +56,8 @@ const USAGE: u8 = 2;
 
 /// Runs an adapter until SIGTERM or Ctrl-C.
 ///
-/// Returns a box, so that this crate contains the code of all commands. The caller would contain that of an `async fn`.
+/// Returns a boxed future, so that the code of all commands is compiled in this crate. That of an `async fn` would be
+/// compiled in the crate of the caller.
 pub fn run(command: Command) -> Pin<Box<dyn Future<Output = ExitCode>>> {
     Box::pin(run_command(command))
 }

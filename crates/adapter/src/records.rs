@@ -31,7 +31,7 @@ pub struct Record {
     pub commit: Option<String>,
     #[serde(default)]
     pub result: Option<Outgoing>,
-    /// Whether the result has arrived.
+    /// Whether the server or the broker has received the result.
     #[serde(default)]
     pub is_delivered: bool,
     /// Ids of earlier work, to ignore messages that a broker delivers again.

@@ -255,7 +255,7 @@ impl<S: Service> Runner<S> {
             }
             runner.service.forget(&runner.records, &task).await;
             match runner.records.remove(&task) {
-                Ok(()) => tracing::info!(task, "task ended, its files are removed"),
+                Ok(()) => tracing::info!(task, "task ended, files removed"),
                 Err(error) => tracing::warn!(task, %error, "cannot remove the files of an ended task"),
             }
         });

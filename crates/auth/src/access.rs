@@ -28,7 +28,7 @@ pub enum AccessError {
 }
 
 impl Access {
-    /// Full access, for callers that need no key.
+    /// Returns full access, for callers that need no key.
     pub fn full(actor: &str) -> Access {
         Access::without_key(actor, KeyScope::Admin)
     }
@@ -45,12 +45,12 @@ impl Access {
         }
     }
 
-    /// Access of a person whom a reverse proxy has authenticated.
+    /// Returns the access of a person whom a reverse proxy has authenticated.
     pub fn of_person(name: &str, groups: Vec<String>) -> Access {
         Access { groups: groups.into(), ..Access::full(&format!("user {name}")) }
     }
 
-    /// Access of a worker process that this server has started.
+    /// Returns the access of a worker process that this server has started.
     pub fn of_own_worker() -> Access {
         Access { is_own_worker: true, ..Access::without_key("pool", KeyScope::Worker) }
     }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restricted_key_has_its_queues_only() {
+    fn a_restricted_key_can_use_only_its_queues() {
         let mail = key(&[KeyScope::Write], Some(&["mail"]));
         assert!(mail.require_queue("mail").is_ok() && mail.require_queue("Mail").is_err());
         assert!(mail.require_all_queues().is_err());

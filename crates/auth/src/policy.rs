@@ -18,7 +18,7 @@ pub struct Policy {
     pub trusted_groups_header: Option<String>,
     /// Addresses of reverse proxies whose headers are trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// Token of the worker processes that this server starts. It is created at start and never stored.
+    /// Token of the worker processes that this server starts. It is created on startup and never stored.
     pub own_token: Option<OwnToken>,
 }
 

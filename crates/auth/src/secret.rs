@@ -1,4 +1,4 @@
-//! Creates the secrets of keys.
+//! Creates the secrets of API keys.
 
 use faena_domain::ApiKeyText;
 

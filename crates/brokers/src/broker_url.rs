@@ -12,7 +12,7 @@ const REDACTED: &str = "***";
 #[derive(Clone, PartialEq, Eq)]
 pub struct BrokerUrl {
     url: Url,
-    /// The password as written in the URL and as sent to the broker, longest first.
+    /// Texts to redact, longest first: the password, as written in the URL and decoded, and long parameter values.
     secrets: Vec<String>,
 }
 
@@ -79,9 +79,9 @@ impl BrokerUrl {
         url.into()
     }
 
-    /// Replaces the password in a text from a client library or a broker.
+    /// Redacts the secrets of this URL in a text from a client library or a broker.
     ///
-    /// This URL in its displayed form stays readable, even if the password equals the user name or the host.
+    /// The displayed form of this URL stays readable, even if the password equals the user name or the host.
     pub(crate) fn redact(&self, text: &str) -> String {
         let shown = self.to_string();
         let parts: Vec<String> = text.split(&shown).map(|part| self.without_secrets(part)).collect();

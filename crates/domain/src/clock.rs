@@ -12,7 +12,7 @@ use crate::Timestamp;
 
 /// A reference that is further ahead than this is followed immediately: the system clock was not set when the process started.
 const FOLLOWED_AT_ONCE_US: i64 = 24 * 3_600 * 1_000_000;
-/// The part of the elapsed time by which the clock may run faster or slower.
+/// The clock may run faster or slower by at most the elapsed time divided by this number.
 const SLEW: i64 = 10;
 
 /// A clock that advances with elapsed time and approaches a reference. All times are in microseconds.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{JobId, JobState};
 
-/// A job with the jobs that it depends on and the jobs that depend on it, near ones first, up to a limit.
+/// A job with the jobs that it depends on and the jobs that depend on it, nearest first, up to a limit.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JobGraph {

@@ -13,9 +13,9 @@ static CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 /// A separate context, so that ids of the current time do not move those of a given time forward.
 static NOW_CONTEXT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 
-/// Number of one claim of a job.
+/// Number of a claim, which all its jobs share.
 ///
-/// It only grows, so it fences the job: a report with an older run number changes nothing.
+/// Run numbers only grow, so they serve as fencing tokens: a report with an older run number changes nothing.
 pub type Run = i64;
 
 /// Creates a UUIDv7 with this time, or with the latest time that this context has seen.

@@ -1,7 +1,7 @@
 //! Defines jobs, schedules and workers, and which changes of their state are legal.
 //!
-//! No I/O and no database: the other crates change state; this crate decides which changes are allowed. The time is an argument, except
-//! in `clock.rs`, which reads it, and in new ids, which contain it.
+//! This crate has no database: the other crates change state; this crate decides which changes are allowed. The time is
+//! an argument, except in `clock.rs`, which reads it, and in new ids, which contain it.
 
 mod address;
 mod api_key;

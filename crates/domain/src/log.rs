@@ -176,7 +176,7 @@ impl LogEntry {
         Some(lines.into_iter().map(|Stored(ms, name, _)| (ms, name)).collect())
     }
 
-    /// Reads a chunk. Skips entries whose event has an invalid name.
+    /// Appends the entries of a chunk to `into`. Skips entries whose event has an invalid name, and damaged chunks.
     pub fn read_chunk(chunk: &str, run: Option<Run>, into: &mut Vec<LogEntry>) {
         let Ok(lines) = serde_json::from_str::<Vec<Stored>>(&format!("[{chunk}]")) else {
             return;

@@ -1,7 +1,8 @@
 //! Details that the server writes into logs of jobs and into traces.
 //!
-//! Logs store details as English text, because workers write them too. This module is the only place that writes the server's own
-//! ones, and it reads them back, so that a page can show them in another language. A test reads every form that it writes.
+//! Logs store details as English text, because workers write them too. This module writes the details of the server
+//! that have a fixed form and reads them back, so that a page can show them in another language. A test reads every
+//! form that it writes.
 
 use std::fmt;
 
@@ -46,7 +47,7 @@ pub enum AfterAttempt {
     Abandoned,
 }
 
-/// The answer to a webhook.
+/// Outcome of an attempt to deliver a webhook: the HTTP status of the answer, or an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeliveryOutcome<'a> {
     Status(u16),
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_workers_and_callers_are_not_read() {
+    fn texts_of_another_form_are_not_read() {
         for (event, text) in [
             ("message", "to worker w1"),
             ("completed", "after all"),

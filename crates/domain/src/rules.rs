@@ -20,7 +20,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Returns the number and the name that are stored.
+    /// Returns the number of the scope's kind and its name, as the database stores them.
     pub fn parts(&self) -> (i16, &str) {
         match self {
             Scope::System => (0, ""),
@@ -85,7 +85,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Token bucket: the tokens that were left at a time.
+/// State of a token bucket: the tokens that were left at the time `at`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Bucket {
     pub tokens: f64,
@@ -257,7 +257,8 @@ impl Rules {
             .map(|(_, limit)| *limit)
     }
 
-    /// Returns whether a finished job of this lane may allow another job to start.
+    /// Returns whether a concurrency limit applies to this queue and type, so that a finished job may allow another to
+    /// start.
     pub fn has_concurrency_limit(&self, queue: &str, kind: &str) -> bool {
         self.lane_limits(queue, kind).iter().any(|(_, limit)| limit.concurrency.is_some())
     }
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_allows_a_burst_of_its_count_and_refills_once_per_period() {
+    fn a_bucket_allows_a_burst_of_its_count_and_refills_continuously() {
         let rate = Rate { count: 10, period_ms: 1_000 };
         let full = rate.refilled(None, at(0));
         assert_eq!(full.available(), 10);

@@ -22,7 +22,8 @@ impl Timestamp {
         self.0
     }
 
-    /// Reads the clock of this process, which never goes back. Only handlers, `main` and the loop driver may call it.
+    /// Reads the clock of this process, which never goes back. Called where a request or a round of a loop begins; the
+    /// code below receives the time as a parameter, so that tests can choose it.
     pub fn now() -> Self {
         clock::now()
     }

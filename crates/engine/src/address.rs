@@ -1,7 +1,8 @@
 //! Connects only to addresses that Faena may call on behalf of a job.
 //!
 //! `faena_domain::AddressRule` decides. The rule applies to the address of the connection itself: `GuardedResolver` resolves a
-//! host name once and passes on only the addresses that the rule permits, so a name cannot resolve differently in between.
+//! host name once and passes on only the addresses that the rule permits, so a name cannot resolve to another address
+//! between the check and the connection.
 
 use std::{error::Error, net::SocketAddr};
 

@@ -188,7 +188,8 @@ impl Dispatcher {
         self.lanes.mark_unserved(unserved.iter().map(|lane| lane.id));
     }
 
-    /// Keeps the lanes that may have more jobs: the last claim of the lane got as many as it asked for.
+    /// Keeps the lanes that may have more jobs: the last claim of the lane got as many as it asked for. Returns how
+    /// many jobs were claimed, and whether any lane was kept.
     fn keep_full(&self, plan: &Plan, claims: &[ClaimResult]) -> (usize, bool) {
         let mut last: HashMap<LaneId, bool> = HashMap::new();
         let mut handled = 0;

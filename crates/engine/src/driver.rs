@@ -102,7 +102,8 @@ impl Driver {
     }
 }
 
-/// Never exceeds the period: a node that renews its lease later than that after an outage would be declared dead.
+/// Returns the delay after a failure. It never exceeds the period, because a node that renews its lease later than that
+/// after an outage would be declared dead.
 fn backoff(failures: u32, period: Duration) -> Duration {
     let delay = FIRST_BACKOFF.saturating_mul(2u32.saturating_pow(failures.min(10)));
     delay.min(MAX_BACKOFF).min(period.max(FIRST_BACKOFF))

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 
 use crate::{Engine, EngineError, Round, config::ms};
 
-/// Types and queues that were unserved in the last round: each is logged once, not once per round, and many together.
+/// Types and queues that were unserved in the last round, with their number of jobs. Each is logged once, not once per
+/// round.
 #[derive(Default)]
 pub struct UnhandledTypes(Mutex<BTreeMap<(String, String), i64>>);
 

@@ -1,7 +1,7 @@
 //! The jobs in flight in this process: claimed and not yet ended.
 //!
-//! A run is ended once: only the caller that removes it from here reports its end. Everything outside this process is
-//! fenced by the claim in the database.
+//! A run is ended once: only the caller that removes it from here reports its end. Between processes, the claim in the
+//! database decides whose report counts.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -58,7 +58,7 @@ struct Inner {
     jobs: HashMap<JobId, Arc<InFlightJob>>,
     /// Jobs that wait for a slot of the built-in worker, first in, first out.
     slot_queue: VecDeque<Arc<InFlightJob>>,
-    /// Jobs of each claim that have not ended.
+    /// Number of jobs of each claim that have not ended.
     open: HashMap<Run, usize>,
 }
 
@@ -336,7 +336,8 @@ impl InFlight {
         self.inner.lock().slot_queue.pop_front()
     }
 
-    /// Takes the jobs that have waited for a slot since `before`. Also returns when the next one began to wait.
+    /// Takes the jobs that have waited for a slot since `before` or longer. Also returns when the next one began to
+    /// wait.
     pub fn take_late(&self, before: Timestamp) -> (Vec<Arc<InFlightJob>>, Option<Timestamp>) {
         let mut inner = self.inner.lock();
         let late = inner.slot_queue.iter().take_while(|job| job.claimed_at <= before).count();

@@ -50,7 +50,7 @@ pub enum Deliver {
     TaskEvents(TaskEvents),
 }
 
-/// The job of each message.
+/// The job that each message becomes.
 #[derive(Clone, Debug)]
 pub struct JobTemplate {
     pub job_type: String,

@@ -34,7 +34,7 @@ impl InputHealth {
         self.0.lock().down = outage.status();
     }
 
-    /// `None`: another node works on it, so its backlog is not known here.
+    /// Sets the backlog. `None`: another node has the lock, so the backlog is not known here.
     pub fn set_backlog(&self, backlog: Option<Backlog>) {
         self.0.lock().backlog = backlog;
     }

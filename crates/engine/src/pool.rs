@@ -266,7 +266,8 @@ impl Pool {
         }
     }
 
-    /// Updates each member: its connection, whether it can be started, whether it is late, used up or idle.
+    /// Updates each member: starts its process if it has a job, and stops a process that is late or has finished its
+    /// only job.
     fn update_members(&self, engine: &Engine, now: Timestamp) -> usize {
         let mut handled = 0;
         let mut removed = Vec::new();

@@ -52,7 +52,7 @@ impl Default for TaskTimer {
 
 impl TaskTimer {
     /// Returns whether a timer that is due at `at` is earlier than the next round.
-    pub fn is_before(&self, at: Timestamp) -> bool {
+    pub fn must_wake_for(&self, at: Timestamp) -> bool {
         at.as_ms() < self.0.load(Ordering::Acquire)
     }
 

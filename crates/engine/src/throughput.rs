@@ -22,7 +22,7 @@ pub struct Throughput(Mutex<VecDeque<Sample>>);
 pub struct Overall {
     /// Runs that end per second.
     pub per_second: f64,
-    /// Part of them that failed, from 0 to 1.
+    /// Fraction of them that failed, from 0 to 1.
     pub error_ratio: f64,
 }
 
@@ -56,7 +56,7 @@ impl Throughput {
         samples.push_back(Sample { at: now, ran, failed: counts.total(Tally::FailedRuns) });
     }
 
-    /// Returns how many runs end per second, and which part of them fails, or `None` if that is unknown.
+    /// Returns how many runs end per second, and what fraction of them fails, or `None` if that is unknown.
     pub fn overall(&self, now: Timestamp) -> Option<Overall> {
         let samples = self.0.lock();
         let (first, last, passed_ms) = window(&samples, now)?;
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_ratio_is_the_part_of_the_runs_that_failed() {
+    fn the_error_ratio_is_the_fraction_of_the_runs_that_failed() {
         let throughput = Throughput::default();
         throughput.add(&counts(&[(1, 100)]), at(0));
         assert_eq!(throughput.overall(at(0)), None);

@@ -24,7 +24,7 @@ const MAX_EVENTS: usize = 10_000;
 const MAX_WEBHOOKS: usize = 20;
 /// Maximum number of audit entries of one job or task.
 const MAX_AUDIT: usize = 100;
-/// Jobs that are read concurrently.
+/// Number of jobs that are read concurrently.
 const CONCURRENCY: usize = 4;
 /// Maximum number of ticks of a schedule that are searched for the one that created a job.
 const MAX_TICKS: usize = 20;
@@ -223,7 +223,7 @@ fn log(job: &JobView, runs: &[Attempt], webhooks: &[TraceEntry]) -> Vec<TraceEnt
         .collect()
 }
 
-/// Returns the due time of the schedule that created this job.
+/// Returns the entry of the due time for which a schedule created this job, if one did.
 async fn due_time(store: &dyn Store, job: &JobView) -> Result<Vec<TraceEntry>, StoreError> {
     let Some(schedule) = job.schedule_id.as_deref().and_then(|id| id.parse::<ScheduleId>().ok()) else {
         return Ok(Vec::new());
@@ -247,10 +247,10 @@ async fn webhooks(store: &dyn Store, filter: WebhookFilter) -> Result<Vec<TraceE
         let Some(webhook) = store.webhook_get(webhook.id).await? else { continue };
         let event = webhook.job_id.is_none().then_some(webhook.event.as_str());
         let state = webhook.state.as_str().to_lowercase();
-        let what = LogDetails::Receiver { event, state: &state, url: &webhook.url }.to_string();
+        let details = LogDetails::Receiver { event, state: &state, url: &webhook.url }.to_string();
         let created = TraceEntry::new(webhook.created_at, TraceKind::Webhook, "created");
         let attempts = webhook.history.iter().map(delivery);
-        let all = [TraceEntry { details: what, ..created }].into_iter().chain(attempts);
+        let all = [TraceEntry { details, ..created }].into_iter().chain(attempts);
         entries.extend(all.map(|entry| TraceEntry { job_id: webhook.job_id, task_id: webhook.task_id, ..entry }));
     }
     Ok(entries)

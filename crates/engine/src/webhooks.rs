@@ -74,7 +74,7 @@ impl Default for WebhookConfig {
 const MAX_DELAY: Duration = Duration::from_secs(5 * 60);
 /// Time beyond the timeout to store a result, before another node sends the webhook again.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
-/// Number of bytes of a response body that are kept.
+/// Maximum number of bytes of a response body that are kept.
 const RESPONSE_BYTES: usize = 1_024;
 /// How long to read the response body after its status.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ pub struct Webhooks {
 struct SenderState {
     hosts: HashMap<String, Host>,
     in_progress: usize,
-    /// Not stored yet.
+    /// Results that are not stored yet.
     results: Vec<WebhookResult>,
 }
 

@@ -358,7 +358,7 @@ async fn in_flight(
     let since = job.started_at.unwrap_or(claimed_at);
     let (code, what, limit_ms) = match job.status {
         JobState::Scheduled => ("scheduled", "a process is being started for it", ms(config.scheduled_timeout)),
-        JobState::Assigned => ("assigned", "it is assigned and not started,", ms(config.assigned_timeout)),
+        JobState::Assigned => ("assigned", "it is assigned but not started", ms(config.assigned_timeout)),
         _ => {
             let own = job.timeout_ms.and_then(|limit| i64::try_from(limit).ok());
             ("running", "it is running", own.unwrap_or(ms(config.processing_timeout)))
@@ -389,7 +389,7 @@ fn progress_text(progress: &faena_domain::Progress) -> String {
     parts.join(", ")
 }
 
-/// Returns whether the owner of its claim may be dead, and when the job is recovered.
+/// Returns a reason if the owner of the claim may be dead. It says when the job is recovered.
 async fn lost(
     engine: &Engine,
     job: &JobView,

@@ -238,6 +238,7 @@ impl<'a> Check<'a> {
     }
 }
 
+/// Returns the keys of the context that actions set.
 fn keys_set(definition: &Definition) -> Vec<&str> {
     let actions = definition.states.iter().flat_map(State::actions);
     let keys = actions.flat_map(|action| match action {

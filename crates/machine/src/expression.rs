@@ -155,7 +155,7 @@ impl Expression {
         Expression { source: source.to_owned(), syntax, position: Position::default(), uses, has_fingerprint, path }
     }
 
-    /// Sets the position of the expression in its text.
+    /// Sets the position of the expression in the text of its definition.
     pub(crate) fn at(self, position: Position) -> Expression {
         Expression { position, ..self }
     }

@@ -42,7 +42,8 @@ pub struct Entry {
 const MAX_BYTES: usize = 1 << 20;
 const MAX_DEPTH: usize = 48;
 
-/// Limits of the values of a definition, and of the bytes of its texts, after each alias has been replaced by its content.
+/// Maximum number of values of a definition, and of bytes of its texts, after each alias has been replaced by its
+/// content.
 const MAX_NODES: usize = 50_000;
 const MAX_EXPANDED_BYTES: usize = 4 << 20;
 

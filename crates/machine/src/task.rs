@@ -241,7 +241,7 @@ pub struct Record {
     /// All counters, if one of them changed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<BTreeMap<String, u32>>,
-    /// Version of the machine, if the task got another one.
+    /// Version of the machine, in the first record and after a migration.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub version: Option<u32>,
 }
@@ -286,7 +286,7 @@ pub enum Effect {
     Emit { event: String, payload: Value },
     /// Submits a job. Its end is an event for this stay in the state.
     Job(JobRequest),
-    /// Publishes an event of Faena about the task.
+    /// Publishes one of Faena's own events about the task.
     Notice { event: &'static str, data: Value },
     /// Sends a notice to the webhooks of an approval.
     Webhook(ApprovalNotice),

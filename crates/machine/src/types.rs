@@ -16,7 +16,7 @@ pub enum Kind<'a> {
     Number,
     Text,
     List,
-    /// A map whose fields a JSON Schema describes.
+    /// A map, and the JSON Schema of its fields if it is known.
     Map(Option<&'a Value>),
     Null,
 }
@@ -24,8 +24,9 @@ pub enum Kind<'a> {
 /// What the variables of an expression contain.
 #[derive(Clone, Copy)]
 pub struct Scope<'a> {
-    /// Schema of the data of a new task, and the keys that actions set.
+    /// Schema of the data of a new task.
     pub input: Option<&'a Value>,
+    /// Keys of the data that actions set.
     pub set: &'a [&'a str],
     /// Schema of the event's payload.
     pub event: Option<&'a Value>,

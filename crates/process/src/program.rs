@@ -53,7 +53,7 @@ pub enum Folder {
 pub struct RunningProgram {
     pub stdout: Option<ChildStdout>,
     pub stderr: Option<ChildStderr>,
-    /// Process id of the guard.
+    /// Process id of the guard, or of a program without one.
     pub guard_id: Option<u32>,
     pub control: RunningControl,
     pub end: RunningEnd,
@@ -106,8 +106,8 @@ impl RunningEnd {
 /// Without a guard, only this process kills the program, and only its process group. Only tests do without one.
 ///
 /// # Errors
-/// If the guard, or the program without a guard, cannot be started. If a guard cannot start its program, [`RunningEnd::wait`] returns
-/// [`ProcessEnd::NotStarted`].
+/// Fails if the guard, or the program without a guard, cannot be started. If a guard cannot start its program,
+/// [`RunningEnd::wait`] returns [`ProcessEnd::NotStarted`].
 pub fn start(guard: Option<&Path>, program: Program) -> io::Result<RunningProgram> {
     let scratch = match &program.folder {
         Folder::Scratch(path) => Some(path.clone()),

@@ -27,7 +27,7 @@ pub fn adopt_orphans() {
     }
 }
 
-/// Prepares the guard. Its program inherits the last two settings.
+/// Prepares the guard. The program that it starts inherits the last two settings.
 pub(crate) fn restrict_guard() {
     forbid_inspection();
     adopt_orphans();

@@ -24,8 +24,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// In a cluster, a prefix without a hash tag becomes one: the moves change several keys atomically, which a cluster allows
-    /// only within one slot.
+    /// Returns the keys under a prefix. In a cluster, a prefix without a hash tag becomes one: the moves change several
+    /// keys atomically, which a cluster allows only within one slot.
     pub fn new(prefix: &str, is_cluster: bool) -> Keys {
         let prefix = if is_cluster && !prefix.contains('{') { format!("{{{prefix}}}") } else { prefix.to_owned() };
         Keys { prefix }
@@ -35,37 +35,38 @@ impl Keys {
         format!("{}:{name}", self.prefix)
     }
 
-    /// Format of the data, and when it was filled from the database. If this key is absent, the data was lost.
+    /// Returns the key of the format of the data, and of when it was filled from the database. If this key is absent,
+    /// the data was lost.
     pub fn meta(&self) -> String {
         self.of("faena")
     }
 
-    /// Ready jobs of all lanes, by score.
+    /// Returns the key of the ready jobs of all lanes, by score.
     pub fn priority(&self) -> String {
         self.of("queue:priority")
     }
 
-    /// Jobs that wait for a time, by that time.
+    /// Returns the key of the jobs that wait for a time, by that time.
     pub fn delayed(&self) -> String {
         self.of("queue:delayed")
     }
 
-    /// Failed jobs, by the time of their failure.
+    /// Returns the key of the failed jobs, by the time of their failure.
     pub fn dead_letters(&self) -> String {
         self.of("queue:dlq")
     }
 
-    /// Jobs in flight with their workers.
+    /// Returns the key of the jobs in flight with their workers.
     pub fn processing(&self) -> String {
         self.of("processing")
     }
 
-    /// Jobs in flight, by the time until which their entry is valid without asking the database.
+    /// Returns the key of the jobs in flight, by the time until which their entry is valid without asking the database.
     pub fn leases(&self) -> String {
         self.of("processing:lease")
     }
 
-    /// Jobs in flight with their run numbers; 0 until the database has granted one.
+    /// Returns the key of the jobs in flight with their run numbers; 0 until the database has granted one.
     pub fn runs(&self) -> String {
         self.of("processing:run")
     }
@@ -82,17 +83,18 @@ impl Keys {
         self.of("metrics:failed")
     }
 
-    /// Ready jobs of one lane, by score.
+    /// Returns the key of the ready jobs of one lane, by score.
     pub fn lane(&self, lane: i32) -> String {
         self.of(&format!("queue:lane:{lane}"))
     }
 
-    /// The node that compares Redis with the database.
+    /// Returns the key of the node that compares Redis with the database.
     pub fn reconciler(&self) -> String {
         self.of("reconciler")
     }
 
-    /// Pattern that matches every key under the prefix. A prefix contains no characters that are special in patterns.
+    /// Returns a pattern that matches every key under the prefix. A prefix contains no characters that are special in
+    /// patterns.
     pub fn pattern(&self) -> String {
         self.of("*")
     }

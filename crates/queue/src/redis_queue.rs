@@ -1,4 +1,4 @@
-//! The operations of the queue.
+//! The operations of the queue, and which method of the task scheduler service each of them replaces.
 //!
 //! | task scheduler service | here |
 //! |---|---|
@@ -41,8 +41,8 @@ pub struct RedisQueue {
     pub(crate) client: Client,
 }
 
-/// A job in the queue. The score of a ready job is its ready time plus the offset of its priority; the score of a
-/// delayed job is its due time.
+/// A ready or delayed job in the queue. The score of a ready job is its ready time plus the offset of its priority; the
+/// score of a delayed job is its due time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadyEntry {
     pub id: Uuid,
@@ -55,7 +55,7 @@ pub struct ReadyEntry {
 pub struct TakeRequest {
     pub owner: Uuid,
     pub limit: usize,
-    /// Which queue is served first.
+    /// Rotates which queue is served first: callers add one with each request.
     pub first_queue: usize,
     pub lanes: Vec<LaneTake>,
 }
@@ -66,7 +66,7 @@ pub struct LaneTake {
     pub lane: i32,
     /// Lanes with the same number belong to one queue.
     pub queue: usize,
-    /// Added to the scores of the lane, if the order of its queue is not that of the scores.
+    /// Offset added to the scores of the lane, if its queue does not claim jobs in the order of their scores.
     pub bias: i64,
 }
 
@@ -87,7 +87,7 @@ pub enum Move {
     Remove { id: Uuid, lane: i32 },
 }
 
-/// Whether an entry replaces that of a job in flight.
+/// Whether a new entry replaces the entry of a job in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
     /// The job is moved from wherever it is.
@@ -104,7 +104,7 @@ pub struct GrantedJob {
     pub run: i64,
     /// Whether it was taken from Redis, so that its entries have moved already.
     pub was_taken: bool,
-    /// Until when the entry is valid without asking the database.
+    /// Time until which the entry is valid without asking the database.
     pub lease_until_ms: i64,
 }
 
@@ -429,7 +429,7 @@ fn command(connection: &Connection, moves: &[Move], placement: Placement) -> Com
             Move::Remove { id, .. } => arguments.push(id.to_string()),
         }
     }
-    let name: &'static MoveScript = match moves.first() {
+    let move_script: &'static MoveScript = match moves.first() {
         Some(Move::Put(_)) => &scripts::PUT,
         Some(Move::Delay(_)) => &scripts::DELAY,
         Some(Move::Grant(_)) => &scripts::GRANT,
@@ -440,7 +440,7 @@ fn command(connection: &Connection, moves: &[Move], placement: Placement) -> Com
             return Command::Script { script: &scripts::FINISH, keys, arguments };
         }
     };
-    script(name, connection, &[lane], arguments)
+    script(move_script, connection, &[lane], arguments)
 }
 
 fn taken(request: &TakeRequest, answer: Value) -> Result<Vec<TakenJob>, QueueError> {
@@ -452,7 +452,7 @@ fn taken(request: &TakeRequest, answer: Value) -> Result<Vec<TakenJob>, QueueErr
     Ok(jobs.collect())
 }
 
-/// Scores are whole milliseconds; a foreign client may have written anything.
+/// Parses a score. Scores are whole milliseconds, but a foreign client may have written anything.
 fn score(text: &str) -> i64 {
     text.parse::<f64>().map_or(0, |score| score as i64)
 }

@@ -116,7 +116,7 @@ impl FinishedRow {
     }
 }
 
-/// Further rows of a job, only read for a single job.
+/// Further rows of a job. For a list, only the last attempt and the last message are read.
 #[derive(Default)]
 pub struct Details {
     pub attempts: Vec<FinishedRow>,
@@ -392,7 +392,7 @@ fn sort_log(log: &mut [LogEntry], attempts: &[FinishedRow]) {
     };
     for entry in log.iter_mut().filter(|entry| entry.run.is_some()) {
         let attempt_index = attempt_index(entry);
-        // A job that was returned also keeps its old ready time, but was queued again only when it was returned.
+        // A returned job keeps its old ready time, although it was queued again only when it was returned.
         let earliest = attempt_index.checked_sub(1).and_then(|before| ends.get(before)).copied().unwrap_or(created_at);
         entry.timestamp = entry.timestamp.max(earliest);
         let is_start = matches!(entry.event, LogEvent::Scheduled | LogEvent::Assigned | LogEvent::Started);
@@ -406,7 +406,7 @@ fn sort_log(log: &mut [LogEntry], attempts: &[FinishedRow]) {
     }
 }
 
-/// Order of the events of one run within one millisecond.
+/// Returns the order of an event among those of one run within one millisecond.
 fn rank(event: &LogEvent) -> u8 {
     match event {
         LogEvent::Created => 0,

@@ -17,8 +17,7 @@ use crate::{AuditEntry, Filter, Result, StoreError, TaskAnswer, TaskFilter, Task
 /// Bulk actions.
 #[async_trait]
 pub trait BulkStore: Send + Sync + 'static {
-    /// Stores a bulk action whose first step is due at `due_at`, with its entry in the audit log unless it finishes
-    /// immediately.
+    /// Stores a bulk action whose first step is due at `due_at`, with its entry in the audit log if it has a rate.
     async fn bulk_begin(&self, bulk: NewBulk, due_at: Timestamp, now: Timestamp) -> Result<()>;
 
     /// Returns the bulk action that is due first, even if that is later than now.
@@ -338,7 +337,7 @@ impl Filter {
     }
 }
 
-/// Returns the entry for the start. An action that finishes immediately only has an entry for its end.
+/// Returns the audit entry for the start. An action without a rate only has an entry for its end.
 pub fn begin_audit(bulk: &NewBulk) -> Option<AuditEntry> {
     bulk.per_second.map(|per_second| AuditEntry {
         actor: bulk.actor.clone(),

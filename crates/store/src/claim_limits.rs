@@ -246,7 +246,7 @@ pub fn applies_to(scope: &Scope, lane: &Lane) -> bool {
     }
 }
 
-/// Same as [`ClaimLimits::wait_cause`], for limits as they are stored.
+/// Returns the same as [`ClaimLimits::wait_cause`], for limits as they are stored.
 pub fn stored_wait_cause(limits: &[StoredLimit], lane: &Lane, ready_at: Timestamp) -> Option<(Timestamp, String)> {
     limits.iter().filter(|stored| applies_to(&stored.scope, lane) && !stored.limit.is_none()).find_map(|stored| {
         let reached_at = stored.reached_at.filter(|at| *at >= ready_at)?;

@@ -23,8 +23,9 @@ pub trait DeadLetterStore: Send + Sync + 'static {
 /// Summary of the dead letters.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct DeadLetterStats {
-    /// Reasons of the newest ones, and how many were read.
+    /// Number of dead letters per reason, among the newest ones.
     pub by_reason: BTreeMap<String, u64>,
+    /// How many of the newest dead letters were counted by reason.
     pub reason_sample_size: u64,
     /// The oldest by creation time.
     pub oldest: Option<JobId>,

@@ -1,4 +1,4 @@
-//! Decides what happens to a job whose claim is released. The SQLite and PostgreSQL stores write it.
+//! Decides what happens to a job whose claim is released. The SQLite and PostgreSQL stores apply the decision.
 
 use faena_domain::{LogEvent, WorkerId};
 
@@ -7,9 +7,9 @@ use faena_domain::{LogEvent, WorkerId};
 pub enum ReleaseReason<'a> {
     /// The owner left, or never received the jobs: no attempt is used. `was_starting`: its process had not connected.
     Left { text: &'a str, worker: Option<WorkerId>, was_starting: bool },
-    /// The server died. Jobs that had started use an attempt; the others may only have been waiting.
+    /// The server died. Jobs whose start was recorded use an attempt; the others become ready again.
     Died { delay_ms: i64 },
-    /// The worker was lost. It is unknown which jobs it had started, so each uses an attempt: crashes count.
+    /// The worker was lost. It is unknown which jobs it had started, so each job uses an attempt.
     Lost { text: &'a str, worker: WorkerId, was_starting: bool, delay_ms: i64 },
 }
 
@@ -23,7 +23,7 @@ pub enum Disposition<'a> {
 }
 
 const DIED: &str = "the server that ran it died";
-const DIED_BEFORE: &str = "its server died before a start was recorded";
+const DIED_BEFORE_START: &str = "its server died before a start was recorded";
 
 impl<'a> ReleaseReason<'a> {
     /// Returns what happens to a job. `cancel`: the reason of a cancel request, if there is one; the job then does not return to its
@@ -35,7 +35,7 @@ impl<'a> ReleaseReason<'a> {
         let (error, delay_ms) = match self {
             ReleaseReason::Left { text, .. } => return Disposition::Ready { event: LogEvent::Released, text },
             ReleaseReason::Died { .. } if !started => {
-                return Disposition::Ready { event: LogEvent::Recovered, text: DIED_BEFORE };
+                return Disposition::Ready { event: LogEvent::Recovered, text: DIED_BEFORE_START };
             }
             ReleaseReason::Died { delay_ms } => (DIED, delay_ms),
             ReleaseReason::Lost { text, delay_ms, .. } => (text, delay_ms),
@@ -43,7 +43,8 @@ impl<'a> ReleaseReason<'a> {
         if has_attempts_left { Disposition::Retry { error, delay_ms } } else { Disposition::Failed { error } }
     }
 
-    /// Returns whether the next start must be recorded first, because it is unknown whether the job had started.
+    /// Returns whether the job's next start must be recorded before it runs, because it is unknown whether it had
+    /// started.
     pub fn must_record_start(self) -> bool {
         matches!(self, ReleaseReason::Died { .. })
     }
@@ -82,17 +83,18 @@ mod tests {
         let left = ReleaseReason::Left { text: "it stopped", worker: None, was_starting: false };
         let died = ReleaseReason::Died { delay_ms: 5 };
         let lost = ReleaseReason::Lost { text: "gone", worker: WorkerId::new(), was_starting: true, delay_ms: 7 };
-        let back = |event, text| Disposition::Ready { event, text };
-        for (why, started, has_attempts_left, disposition) in [
-            (left, true, false, back(LogEvent::Released, "it stopped")),
-            (died, false, false, back(LogEvent::Recovered, DIED_BEFORE)),
+        let ready = |event, text| Disposition::Ready { event, text };
+        for (reason, started, has_attempts_left, disposition) in [
+            (left, true, false, ready(LogEvent::Released, "it stopped")),
+            (died, false, false, ready(LogEvent::Recovered, DIED_BEFORE_START)),
             (died, true, true, Disposition::Retry { error: DIED, delay_ms: 5 }),
             (died, true, false, Disposition::Failed { error: DIED }),
             (lost, false, true, Disposition::Retry { error: "gone", delay_ms: 7 }),
             (lost, false, false, Disposition::Failed { error: "gone" }),
         ] {
-            assert_eq!(why.disposition(None, started, has_attempts_left), disposition, "{why:?}");
-            assert_eq!(why.disposition(Some("no"), started, has_attempts_left), Disposition::Cancelled { cause: "no" });
+            assert_eq!(reason.disposition(None, started, has_attempts_left), disposition, "{reason:?}");
+            let cancelled = Disposition::Cancelled { cause: "no" };
+            assert_eq!(reason.disposition(Some("no"), started, has_attempts_left), cancelled);
         }
     }
 }

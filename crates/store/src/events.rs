@@ -15,7 +15,7 @@ pub trait EventStore: Send + Sync + 'static {
     /// Registers or renews subscriptions to events.
     ///
     /// While a subscription exists, a transaction that changes a job, worker or schedule also records the event. Without a
-    /// subscription no event is recorded.
+    /// subscription, only events of tasks are recorded.
     async fn event_subscribe(&self, subscriptions: Vec<EventSubscription>, now: Timestamp) -> Result<()>;
 
     /// Returns whether a subscription exists, as far as this process knows.

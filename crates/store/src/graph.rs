@@ -1,7 +1,7 @@
 //! Selects the jobs that the dependency graph around a job shows, and counts the others.
 //!
-//! A job may have thousands of dependents, and each of them thousands more. So a walk selects near jobs first and stops at its
-//! limit. Each direction may use half of the limit, plus what the other direction does not use.
+//! A job may have thousands of dependents, and each of them thousands more. So a walk selects the nearest jobs first
+//! and stops at its limit. Each direction may use half of the limit, plus what the other direction does not use.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -30,7 +30,7 @@ pub struct NeighbourQuery {
 /// One direction of a walk.
 #[derive(Default)]
 struct Side {
-    /// Neighbours that were found and not selected yet, near ones first.
+    /// Neighbours that were found and not selected yet, the nearest first.
     found: VecDeque<(JobId, i32)>,
     /// Jobs whose neighbours were not read yet.
     open: Vec<JobId>,

@@ -22,7 +22,7 @@ impl Default for StoredJobLimits {
     }
 }
 
-/// Number of log entries that the view of a job contains: the newest ones.
+/// Maximum number of log entries that the view of a job contains: the newest ones.
 pub const SHOWN_ENTRIES: usize = 200;
 
 /// Number of runs that ended without finishing their job and that are kept: the newest ones. Retries are bounded by

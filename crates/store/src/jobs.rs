@@ -371,7 +371,8 @@ pub struct Counts {
 
 /// What has happened to jobs since the database was created. These numbers only grow.
 ///
-/// The counters of the states give most of them, so that submitting and completing a job needs no further counter.
+/// The numbers of created and completed jobs are sums of other counters, so that submitting and completing a job needs
+/// no further counter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum JobTotal {
     Created = 0,

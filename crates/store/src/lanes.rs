@@ -20,7 +20,7 @@ pub const MAX_LANES: usize = 20_000;
 /// Id under which the totals of reclaimed lanes are kept if their queue has no other lane, so that totals only grow.
 pub const NO_LANE: LaneId = 0;
 
-/// Lanes.
+/// Lists, counts and reclaims lanes.
 #[async_trait]
 pub trait LaneStore: Send + Sync + 'static {
     /// Returns all lanes that exist.

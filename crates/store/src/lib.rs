@@ -1,7 +1,8 @@
-//! Stores jobs, in SQLite or PostgreSQL, with one behaviour. Contains all SQL of the server.
+//! Stores everything that Faena keeps, in SQLite or PostgreSQL, with the same behaviour. Contains all SQL of the
+//! server.
 //!
-//! A job's state is the table its id is in: `waiting`, `ready`, `claim` (in flight), `done` or `ended`. One method is one
-//! transaction; `docs/decisions/001-storage-shape.md` says why.
+//! A job's state is the table its id is in: `waiting`, `ready`, `claim` (in flight), `done` or `ended`. As a rule, one
+//! method is one transaction; `docs/decisions/001-storage-shape.md` says why.
 //!
 //! Each kind of object has a trait next to its types (`jobs.rs`, `claims.rs`, …), implemented beside its SQL in `sqlite/` and
 //! `postgres/`, which have the same file and function names where they do the same. [`Store`] is the sum of these traits. Logic that

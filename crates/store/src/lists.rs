@@ -35,7 +35,7 @@ pub enum Source {
     },
 }
 
-/// Ids from `from` on, before `before`.
+/// Ids from `from`, inclusive, to `before`, exclusive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     pub from: JobId,
@@ -390,7 +390,8 @@ impl ListQuery {
         (self.filter.error.as_deref(), self.filter.reason.map(ErrorReason::as_str))
     }
 
-    /// Joins the searches of all lanes. Ids after the point where the first search stopped early are not certain.
+    /// Joins the searches of all lanes. Leaves out ids after the point where the first search stopped early, because
+    /// others may be missing there.
     pub fn dead_letters(&self, scans: Vec<LaneSearch>, per_lane: usize) -> Window {
         let stopped = scans.iter().filter(|scan| scan.seen == per_lane).filter_map(|scan| scan.last);
         let end = match self.order {
@@ -502,7 +503,7 @@ fn possible_states(filter: &Filter) -> Vec<JobState> {
         .collect()
 }
 
-/// Chooses the narrowest index. What it does not decide is compared job by job.
+/// Chooses the narrowest index. Conditions that the index does not cover are checked job by job.
 fn source_of(filter: &Filter, lanes: &[LaneId], named: &[LaneId], found: &[LaneId]) -> Source {
     let searches_errors = filter.error.is_some() || filter.reason.is_some();
     if searches_errors && filter.states == [JobState::Failed] {

@@ -12,7 +12,8 @@ use crate::{LaneId, Result};
 /// Nodes: the server processes and their leases.
 #[async_trait]
 pub trait NodeStore: Send + Sync + 'static {
-    /// Returns the clock of a database that several nodes share. `None`: no other process uses it.
+    /// Returns the time of the database's clock if several nodes can share the database. `None`: only this process uses
+    /// it.
     async fn shared_time(&self) -> Result<Option<Timestamp>>;
 
     /// Registers this process as a node. It owns its claims while its lease lasts.

@@ -256,7 +256,7 @@ impl PartitionLeases {
     /// be written, not even the request.
     pub fn rebalance(&self, request: &OutboxTakeRequest, now: Timestamp) -> Option<Vec<Lease>> {
         let until = now.plus_ms(request.lease_ms);
-        let is_late = |end: Timestamp| end.ms_since(now) < request.lease_ms / 2;
+        let needs_renewal = |end: Timestamp| end.ms_since(now) < request.lease_ms / 2;
         let other_nodes = self.nodes.iter().filter(|(node, end)| *node != request.node && *end > now).count();
         let quota = usize::from(PARTITIONS.unsigned_abs()).div_ceil(other_nodes + 1);
         let (own, rest): (Vec<&Lease>, Vec<&Lease>) = self.leases.iter().partition(|lease| lease.is_of(request.node));
@@ -267,8 +267,8 @@ impl PartitionLeases {
         for lease in rest.iter().filter(|lease| lease.is_free(now)).take(quota.saturating_sub(own.len())) {
             changed.push(Lease { partition: lease.partition, node: Some(request.node), epoch: lease.epoch + 1, until });
         }
-        let requests = self.nodes.iter().any(|(node, end)| *node == request.node && !is_late(*end));
-        if changed.is_empty() && requests && own.iter().all(|lease| !is_late(lease.until)) {
+        let is_registered = self.nodes.iter().any(|(node, end)| *node == request.node && !needs_renewal(*end));
+        if changed.is_empty() && is_registered && own.iter().all(|lease| !needs_renewal(lease.until)) {
             return None;
         }
         changed.extend(own.iter().take(quota).map(|lease| Lease { until, ..(*lease).clone() }));
@@ -312,7 +312,7 @@ pub fn rejected_while_owned<'a>(
     results.iter().filter(|result| result.rejected.is_some() && is_still_owned(result.partition)).collect()
 }
 
-/// Returns when the n-th of several events is due at this rate.
+/// Returns when the n-th of several events is due at this rate, in milliseconds; 0 without a rate.
 pub fn due_at(n: usize, per_second: Option<u32>, now: Timestamp) -> i64 {
     match per_second {
         None => 0,

@@ -208,7 +208,7 @@ pub fn plan_round(schedules: Vec<Schedule>, states: &JobStates, rejected: &Rejec
         if round.jobs.len() + round.ticks.len() >= ROUND_ROWS {
             break;
         }
-        let stays = schedule.clone();
+        let stored = schedule.clone();
         match schedule.compile() {
             Ok(mut compiled) => {
                 let mut decision = decide(&compiled, now);
@@ -226,7 +226,7 @@ pub fn plan_round(schedules: Vec<Schedule>, states: &JobStates, rejected: &Rejec
                 next_at: None,
                 is_active: false,
                 finished: Some(invalid_timing_reason(&errors)),
-                ..stays
+                ..stored
             }),
         }
     }

@@ -166,12 +166,12 @@ mod tests {
         assert_eq!([Fairness::None, Fairness::Key].map(fairness_code), [FAIRNESS_NONE, FAIRNESS_KEY]);
     }
 
-    /// The lines of an SQL text without comments.
+    /// Returns the lines of an SQL text without comments.
     fn code(sql: &str) -> impl Iterator<Item = &str> {
         sql.lines().filter(|line| !line.trim_start().starts_with("--"))
     }
 
-    /// The texts in single quotes.
+    /// Returns the texts in single quotes.
     fn quoted(sql: &str) -> Vec<&str> {
         code(sql).flat_map(|line| line.split('\'').skip(1).step_by(2)).collect()
     }

@@ -18,8 +18,8 @@ use crate::{
 
 /// The whole store: one trait per kind of object.
 ///
-/// One method call is one transaction; concurrent calls of busy methods share a transaction. A method returns after its
-/// commit.
+/// As a rule, one method call is one transaction; concurrent calls of busy methods share a transaction. A method
+/// returns after its commit.
 #[async_trait]
 pub trait Store:
     JobStore
@@ -76,7 +76,7 @@ pub trait Store:
 pub struct StoreOptions {
     /// `false`: an old schema is an error.
     pub migrate: bool,
-    /// Limit for one call, from the moment it is made: waiting for a connection or for its turn counts too.
+    /// Time limit for one call, from the moment it is made: waiting for a connection or for its turn counts too.
     pub timeout_ms: u64,
     /// PostgreSQL: URL of the session that listens, if the URL of the database leads to a transaction-mode pooler.
     pub listen_url: Option<String>,

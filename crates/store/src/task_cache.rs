@@ -13,7 +13,7 @@ use crate::TaskView;
 
 /// Size of a generation: bytes of stored bodies. In memory a task needs a few times as much.
 const GENERATION_BYTES: usize = 8 << 20;
-/// Bytes that each task counts in addition to its body.
+/// Bytes that are counted for each task in addition to its body.
 const OVERHEAD_BYTES: usize = 512;
 
 /// Two generations: when the young one is full, it replaces the old one, so that tasks without events are forgotten.

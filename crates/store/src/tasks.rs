@@ -317,7 +317,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// `body_bytes`: the size of the stored body.
+    /// Adds a stored task. `body_bytes`: the size of its stored body.
     pub fn add(&mut self, id: TaskId, view: TaskView, definition: Arc<Definition>, body_bytes: usize) {
         let before = TaskColumns::of(&view);
         let task = ChangedTask { body_bytes, ..ChangedTask::new(view, definition, Some(before)) };

@@ -109,7 +109,7 @@ pub(crate) struct Sequences {
     pub last_values: Vec<(String, i64)>,
 }
 
-/// Says what a move would do, and checks that it could begin. Changes nothing.
+/// Returns what a move would do, and checks that it could begin. Changes nothing.
 ///
 /// # Errors
 /// `StoreError::Setup` if the source is not a database of Faena, or the target is neither empty nor a partial copy of

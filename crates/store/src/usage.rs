@@ -5,7 +5,7 @@ use faena_domain::{JobId, TaskId, Timestamp};
 
 use crate::Result;
 
-/// Tokens of language models, counted by day in UTC.
+/// Reserves and counts tokens of language models, by day in UTC and by task.
 #[async_trait]
 pub trait UsageStore: Send + Sync + 'static {
     /// Reserves tokens for one call on the day of `now`. Returns `false`, and reserves nothing, if the day would exceed `limit`.
@@ -49,7 +49,7 @@ pub fn day(at: Timestamp) -> i64 {
     at.as_ms().div_euclid(86_400_000)
 }
 
-/// Returns a number of tokens as the database stores it.
+/// Returns a number of tokens as the database stores it, capped so that sums do not overflow.
 pub fn stored(tokens: u64) -> i64 {
     i64::try_from(tokens).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
 }

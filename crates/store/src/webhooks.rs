@@ -14,8 +14,8 @@ use crate::{AuditEntry, Cause, Result, StoreError};
 pub trait WebhookStore: Send + Sync + 'static {
     /// Takes due webhooks, and those whose sender's lease has ended, for one attempt each: the most overdue first.
     ///
-    /// `WebhookTakeRequest::host_capacities` bounds the number per host, so that a slow host does not delay others. No attempt is taken
-    /// twice.
+    /// `per_host` and `host_capacities` of the request limit the number per host, so that a slow host does not delay
+    /// others. No attempt is taken twice.
     async fn webhook_take(&self, request: WebhookTakeRequest, now: Timestamp) -> Result<WebhookTaken>;
 
     /// Records the outcome of attempts. If a webhook is about a job, also adds an entry to the log of the job.
@@ -115,7 +115,8 @@ pub struct WebhookFilter {
     pub host: Option<String>,
 }
 
-/// Number of attempts of a webhook that are kept: the newest ones. There is a limit because callers may redeliver it any number of times.
+/// Number of attempts of a webhook that are kept: the newest ones. There is a limit because callers may redeliver a
+/// webhook any number of times.
 pub const KEPT_ATTEMPTS: u32 = 100;
 
 /// Number of attempts without an outcome that are repeated in addition to the allowed attempts.

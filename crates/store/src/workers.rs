@@ -15,7 +15,7 @@ use crate::{
     events::{GUARDIAN, SYSTEM},
 };
 
-/// Workers and their registrations.
+/// Registers workers, records their status updates, ends their registrations, and lists them.
 #[async_trait]
 pub trait WorkerStore: Send + Sync + 'static {
     /// Registers a worker, or resumes the live registration under its key, with the jobs it has in flight.
@@ -66,11 +66,11 @@ pub trait WorkerStore: Send + Sync + 'static {
     /// Returns how many registrations are in each state. Ended ones are counted while they are kept.
     async fn worker_counts(&self) -> Result<BTreeMap<WorkerState, u64>>;
 
-    /// Returns the capabilities of the live workers of all nodes.
+    /// Returns the capabilities of the workers of all nodes that are starting, ready or busy.
     async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>>;
 }
 
-/// A worker that connects.
+/// A worker that registers.
 #[derive(Clone, Debug)]
 pub struct WorkerEntry {
     /// Id of the registration, if a new one begins.
@@ -213,13 +213,13 @@ pub struct WorkerLost {
     pub released: RecoveryCounts,
 }
 
-/// Number of state changes that are kept per registration.
+/// Maximum number of state changes that are kept per registration.
 pub const HISTORY: i64 = 200;
-/// Number of workers that one round declares lost or detaches.
+/// Maximum number of workers that one round declares lost or detaches.
 pub const ROUND: i64 = 100;
-/// Number of workers without a server whose jobs one round checks.
+/// Maximum number of workers without a server whose jobs one round checks.
 pub const UNATTENDED: i64 = 1_000;
-/// Number of ended registrations that one round deletes.
+/// Maximum number of ended registrations that one round deletes.
 pub const FORGET: i64 = 1_000;
 
 pub const COLUMNS: &str =
@@ -369,7 +369,7 @@ pub enum NodeExit {
 }
 
 impl NodeExit {
-    /// Returns the reason for workers inside the server.
+    /// Returns the reason for the built-in worker of the server.
     pub fn reason(self) -> &'static str {
         match self {
             NodeExit::Died => "its server died",
@@ -377,7 +377,7 @@ impl NodeExit {
         }
     }
 
-    /// Returns the actor of the events of workers inside the server.
+    /// Returns the actor of the events of the built-in worker of the server.
     pub fn actor(self) -> &'static str {
         match self {
             NodeExit::Died => GUARDIAN,

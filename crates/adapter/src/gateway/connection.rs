@@ -1,4 +1,4 @@
-//! One client of the gateway.
+//! Serves one client of the gateway.
 
 use std::{
     collections::HashMap,

@@ -16,9 +16,9 @@ use crate::{
     },
 };
 
-/// Tasks that one connection may follow.
+/// How many tasks one connection may follow.
 pub const MAX_FOLLOWED: usize = 100;
-/// Updates that wait for a slow client.
+/// How many updates may wait for a slow client.
 const QUEUE: usize = 64;
 
 pub struct Feed {

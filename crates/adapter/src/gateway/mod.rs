@@ -74,7 +74,7 @@ pub async fn run(arguments: Arguments, stop: CancellationToken) -> Result<(), Ca
     let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
     if token.is_none() && !arguments.listen.ip().is_loopback() {
         return Err(CannotStart(format!(
-            "--listen {}: set {TOKEN_VARIABLE} to listen on an address that other machines reach",
+            "--listen {}: set {TOKEN_VARIABLE} to listen on an address that other machines can reach",
             arguments.listen
         )));
     }

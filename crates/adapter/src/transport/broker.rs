@@ -24,7 +24,7 @@ use crate::{
 
 /// Environment variable with the URL of the broker, which may contain a password.
 pub const URL_VARIABLE: &str = "FAENA_BROKER_URL";
-/// Messages received and not yet acknowledged.
+/// How many messages may be received and not yet acknowledged.
 const PREFETCH: u16 = 20;
 
 #[derive(clap::Args)]
@@ -139,14 +139,14 @@ pub async fn consume<S: Service>(runner: &Arc<Runner<S>>, broker: &Broker) {
             received = consumer.next() => received,
             () = stop.cancelled() => break,
         };
-        let outage = match received {
+        let handled = match received {
             Ok(delivery) => handle(runner, &broker.prefix, delivery).await,
             Err(error) => Err(Outage(format!("{error:#}"))),
         };
-        match outage {
+        match handled {
             Ok(()) => backoff.reset(),
             Err(Outage(reason)) => {
-                tracing::warn!(reason, "connection to the broker lost, reconnecting");
+                tracing::warn!(reason, "cannot receive messages from the broker, retrying");
                 if !backoff.wait(stop).await {
                     break;
                 }
@@ -167,7 +167,7 @@ async fn handle<S: Service>(runner: &Arc<Runner<S>>, prefix: &str, delivery: Del
             Ok(()) => delivery.ack().await,
             Err(ReceiveError::Invalid(reason)) => reject(delivery, &reason).await,
             Err(error @ ReceiveError::Disk(_)) => {
-                // The broker delivers it again, to this or to another service.
+                // The broker delivers the message again, to this or to another instance of the service.
                 let _ = delivery.requeue().await;
                 return Err(Outage(error.to_string()));
             }

@@ -1,7 +1,7 @@
 //! Receives tasks through Faena's HTTP API: the event stream says that a task changed, and the task says what to do.
 //!
-//! A message only causes the service to read the task again, so a lost, late or repeated message does no harm. All tasks are read
-//! when the stream begins, after a gap, and at regular intervals.
+//! A message only causes the service to read the task again, so a lost, late or repeated message does no harm. All
+//! tasks that may concern the service are read when the stream begins, after a gap, and at regular intervals.
 
 use std::{sync::Arc, time::Duration};
 

@@ -36,12 +36,13 @@ pub enum Transport {
 /// Result of sending an event.
 #[derive(Debug, PartialEq)]
 pub enum Delivered {
+    /// The receiver has accepted the event, with this outcome.
     Accepted(String),
     /// The event can never be accepted.
     Refused(String),
 }
 
-/// Why an event could not be sent now.
+/// Why sending or receiving failed. Another attempt may succeed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Outage(pub String);

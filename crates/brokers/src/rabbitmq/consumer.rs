@@ -286,7 +286,7 @@ impl DeadLetter {
         let mut headers = original.headers().clone().unwrap_or_default();
         headers.insert("x-reason".into(), AMQPValue::LongString(reason.into()));
         headers.insert("x-routing-key".into(), AMQPValue::LongString(self.routing_key.as_str().into()));
-        // Without the sender's user, which the broker would check, and without its expiry.
+        // The copy has neither the sender's user id, which the broker would check, nor an expiry.
         let mut properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
         if let Some(content_type) = original.content_type() {
             properties = properties.with_content_type(content_type.clone());

@@ -285,7 +285,7 @@ fn check_size(message: &Message, limit: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Why the broker closed a channel because of single messages.
+/// Why the broker closed a channel, if single messages were the cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChannelCloseCause<'a> {
     TooLarge {

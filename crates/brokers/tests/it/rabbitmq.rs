@@ -362,7 +362,7 @@ async fn a_delivery_carries_the_published_fields_and_is_not_redelivered_after_it
 }
 
 #[tokio::test]
-async fn a_rejected_message_goes_to_the_dead_queue_and_a_requeued_message_is_redelivered() {
+async fn a_rejected_message_goes_to_the_dead_letter_queue_and_a_requeued_message_is_redelivered() {
     let (exchange, queue) = (unique("poison"), unique("inbox"));
     let (client, mut consumer) =
         (TestClient::connect(&shared_broker_url()).await, new_consumer(&shared_broker_url(), &exchange, &queue));

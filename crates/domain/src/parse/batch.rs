@@ -103,8 +103,8 @@ fn resolve_refs(jobs: &mut [NewJob]) -> Vec<FieldError> {
 
 /// Returns the first job that is part of a cycle or depends on one.
 ///
-/// Removes jobs without open dependencies until none is left; the rest cannot be ordered. No recursion: a chain may be as long
-/// as a batch.
+/// Removes jobs without open dependencies until none is left; the rest cannot be ordered. Does not recurse, because a
+/// chain may be as long as a batch.
 fn find_cycle(parents: &[Vec<usize>]) -> Option<usize> {
     let mut open: Vec<usize> = parents.iter().map(Vec::len).collect();
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); parents.len()];

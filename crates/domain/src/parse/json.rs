@@ -33,7 +33,8 @@ fn depth(json: &str) -> usize {
     deepest
 }
 
-/// Returns whether the text contains half of a surrogate pair. JSON's grammar allows it, but most parsers reject the whole document.
+/// Returns whether the text contains half of a surrogate pair. JSON's grammar allows it, but most parsers reject the
+/// whole document.
 ///
 /// Scans only documents that contain an escaped surrogate.
 fn has_lone_surrogate(json: &str) -> bool {

@@ -242,12 +242,18 @@ fn job_fields(limits: &JobLimits) -> Object {
         .optional("jitter", with_default(about(jitter, "Random part of the delay; `true` is 0.2."), false))
         .optional("timeoutMs", about(integer(1, 30 * DAY_MS), "Time limit of one run. Default: `processing.timeout`."))
         .optional("scheduledAt", about(time(), "Earliest start."))
-        .optional("expiresAt", about(time(), "The job fails if it has not started by then. Later than `scheduledAt`."))
+        .optional(
+            "expiresAt",
+            about(time(), "The job fails if it has not started by then. Must be later than `scheduledAt`."),
+        )
         .optional("webhookUrl", about(webhook_url(), "URL to notify when the job finishes."))
         .optional("idempotencyKey", about(text(255), "A repeated submission with this key returns the existing job."))
         .optional("uniqueKey", about(text(255), "At most one unfinished job has this key."))
         .optional("concurrencyKey", about(text(255), "Jobs with the same key share a concurrency limit."))
-        .optional("onParentFailure", with_default(about(on_parent_failure, "If a parent does not complete."), "cancel"))
+        .optional(
+            "onParentFailure",
+            with_default(about(on_parent_failure, "What happens if a parent does not complete."), "cancel"),
+        )
         .optional("tags", about(list(text(100), 0, limits.max_tags), "Labels to search for."))
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Blackout {
 enum Window {
     /// Local seconds, `from` inclusive, `to` exclusive.
     Range { from: i64, to: i64 },
-    /// Every minute that matches, as a whole.
+    /// Every minute that matches the expression, with all its seconds.
     Minutes(Box<Cron>),
 }
 
@@ -51,7 +51,9 @@ impl Blackout {
         }
     }
 
-    /// Returns a time in seconds. Every due time after `local` and before that time is covered too. `local` must be covered.
+    /// Returns a Unix time in seconds, after `second`. Every due time between `second` and that time is covered too.
+    ///
+    /// `local` is the local time at `second`, and must be covered.
     pub(super) fn covered_until(&self, local: i64, zone: &TimeZone, second: i64) -> i64 {
         let until = match &self.window {
             Window::Range { to, .. } => *to,

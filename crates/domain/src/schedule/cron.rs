@@ -12,7 +12,7 @@ pub(super) const DAY_SECONDS: i64 = 86_400;
 /// After 400 years the calendar repeats, weekdays included: a date that did not match until then never matches.
 const CALENDAR_YEARS: i16 = 400;
 
-/// The plain values of a field of days, and its items with a letter.
+/// The plain values of a day field, and its items with `L`, `W` or `#`.
 pub(super) type DayField<'a> = (Vec<u16>, Vec<&'a str>);
 
 /// A parsed cron expression.
@@ -96,12 +96,12 @@ impl Cron {
         (self.seconds, self.minutes, self.hours)
     }
 
-    /// Returns the months that match, from 1 on.
+    /// Returns the months that match; January is 1.
     pub(super) fn months(&self) -> Vec<usize> {
         (1..=12).filter(|month| self.months >> month & 1 == 1).collect()
     }
 
-    /// Returns the days of the month and of the week that match: the plain values, and the items with a letter such as `LW`.
+    /// Returns the days of the month and of the week that match: the plain values, and the items with `L`, `W` or `#`.
     /// `None`: any day.
     pub(super) fn day_fields(&self) -> (Option<DayField<'_>>, Option<DayField<'_>>) {
         let fields: Vec<&str> = self.normalised.split_ascii_whitespace().collect();
@@ -173,7 +173,7 @@ impl Cron {
     }
 }
 
-/// Returns the items of a field of days that have a letter.
+/// Returns the items of a day field that contain `L`, `W` or `#`.
 fn special_days(field: &str) -> Vec<&str> {
     field.split(',').filter(|item| item.contains(['L', 'W', '#'])).collect()
 }

@@ -20,7 +20,7 @@ const MONTHS: [&str; 12] = [
     "diciembre",
 ];
 const ORDINALS: [&str; 5] = ["primer", "segundo", "tercer", "cuarto", "quinto"];
-/// Most times of a day that are listed one by one.
+/// Maximum number of times of a day that are listed one by one.
 const MAX_TIMES: usize = 4;
 
 /// The values of a field.

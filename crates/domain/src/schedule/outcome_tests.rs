@@ -170,7 +170,7 @@ fn an_outage_that_ends_in_a_long_blackout_is_caught_up() {
         let mut spec = ScheduleSpec { misfire, catch_up_limit: 50, ..spec(MINUTE) };
         spec.timing.except = vec!["2026-06-02".into()];
         let mut compiled = create(spec);
-        // No server ran on the day before, and the day of the blackout is nearly over: 1 380 due times in the blackout.
+        // No server ran on the day before, and the day of the blackout is nearly over: 1 381 due times in the blackout.
         let firing = round(&mut compiled, at(47 * HOUR));
         let latest: Vec<i64> = (1..=fired).rev().map(|n| 24 * HOUR - n * MINUTE).collect();
         assert_eq!(due_times(&firing), latest, "{misfire:?}");

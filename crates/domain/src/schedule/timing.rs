@@ -21,6 +21,7 @@ const MIN_INTERVAL_MS: u64 = 1_000;
 const MAX_INTERVAL_MS: u64 = 3_650 * 86_400_000;
 /// Maximum number of due times in blackouts that are skipped in the search for the next one outside.
 const MAX_SKIPPED: usize = 200_000;
+/// Maximum number of earlier due times of a cron expression that are counted.
 const MAX_COUNTED: usize = 5_000;
 
 /// Definition of when a schedule is due. [`Timing::compile`] validates it.
@@ -106,7 +107,7 @@ impl Timing {
             end: self.end_at,
             blackouts,
         };
-        match compiled.never_fires(anchor) {
+        match compiled.never_fires_error(anchor) {
             Some(error) => Err(vec![error]),
             None => Ok(compiled),
         }
@@ -224,8 +225,8 @@ impl CompiledTiming {
 
     /// Returns the latest `keep` due times in (`after`, `up_to`], including blackouts, and a summary of the earlier ones.
     ///
-    /// An outage of two weeks contains a million seconds, few of which matter: a binary search finds where the latest due times
-    /// begin, and no step examines more than `keep` + 1 due times.
+    /// An outage of two weeks contains a million seconds, few of which matter: a binary search finds where the latest
+    /// due times begin, and none of its steps examines more than `keep` + 1 due times.
     pub fn backlog(&self, after: Timestamp, up_to: Timestamp, keep: usize) -> Backlog {
         let up_to = up_to.min(self.end.unwrap_or(Timestamp::MAX)).min(Timestamp::MAX);
         if let Recurrence::Interval { first, interval_ms } = self.recurrence {
@@ -355,7 +356,7 @@ impl CompiledTiming {
     }
 
     /// Returns an error if no due time follows `anchor`.
-    fn never_fires(&self, anchor: Timestamp) -> Option<FieldError> {
+    fn never_fires_error(&self, anchor: Timestamp) -> Option<FieldError> {
         let after = self.start.map_or(anchor, |start| start.plus_ms(-1).max(anchor));
         if self.next(after).is_some() {
             return None;
@@ -439,7 +440,7 @@ fn interval_in_spanish(ms: i64) -> String {
     interval_in(ms, ["día", "hora", "minuto", "segundo", "milisegundo"])
 }
 
-/// Writes an interval in the largest unit that divides it. In both languages the plural is one with "s".
+/// Writes an interval in the largest unit that divides it. Both languages form these plurals with "s".
 fn interval_in(ms: i64, names: [&str; 5]) -> String {
     let sizes = [86_400_000, 3_600_000, 60_000, 1_000, 1];
     let (size, name) = sizes.into_iter().zip(names).find(|(size, _)| ms % size == 0).unwrap_or((1, names[4]));

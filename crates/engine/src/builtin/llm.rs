@@ -1,7 +1,8 @@
 //! The job type `llm.chat`: one question to a language model behind an OpenAI-compatible server.
 //!
-//! The answer is stored as a step of the job before the job ends, so a crash never repeats a call whose answer was stored. A call
-//! that got an answer is never repeated, even if the answer is unusable, because it was already charged.
+//! The answer is stored as a step of the job before the job ends, so a crash never repeats a call whose answer was
+//! stored. A call that the server answered with success is never repeated, even if the answer is unusable, because it
+//! was already charged.
 
 use std::{fmt, time::Duration};
 

@@ -12,7 +12,7 @@ use crate::{Engine, config::ms};
 #[derive(Default)]
 pub struct BuiltInRecord(Mutex<Option<Stored>>);
 
-/// What the store knows.
+/// The registration as the store knows it.
 #[derive(Clone, Copy)]
 struct Stored {
     id: WorkerId,
@@ -63,14 +63,15 @@ impl BuiltInRecord {
         self.0.lock().map_or_else(WorkerId::default, |stored| stored.id)
     }
 
-    /// Stores the state, the counts and a heartbeat, if any of them is due. Returns how many updates were stored.
+    /// Stores the state, the counts and a heartbeat, if the state or the counts have changed or a heartbeat is due.
+    /// Returns how many updates were stored.
     ///
     /// A run that ends does not wake the loop that calls this, so the counts of many runs are stored together.
     pub async fn update(&self, engine: &Engine, now: Timestamp) -> Result<usize, StoreError> {
         let Some(stored) = *self.0.lock() else { return Ok(0) };
         let (state, counts) = (current_state(engine), engine.local.worker.ends.totals());
-        let is_late = now.ms_since(stored.updated_at) >= ms(engine.config.worker_heartbeat);
-        if state == stored.state && counts == stored.counted && !is_late {
+        let is_heartbeat_due = now.ms_since(stored.updated_at) >= ms(engine.config.worker_heartbeat);
+        if state == stored.state && counts == stored.counted && !is_heartbeat_due {
             return Ok(0);
         }
         let changes =

@@ -1,7 +1,7 @@
 //! The job type `shell.run`: a program with its arguments, if the operator allows it. No shell interprets them.
 //!
-//! The program runs under a guard, in a folder of its own. A cancellation, a timeout or a stopping server kills it
-//! with everything that it has started; the guard does so even if this server is killed.
+//! The program runs under a guard, in a temporary folder unless the payload names another. A cancellation, a timeout or
+//! a stopping server kills it with everything that it has started; the guard does so even if this server is killed.
 
 use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
 
@@ -85,7 +85,7 @@ fn program(context: &Context<'_>, command: Command) -> Result<Program, Failure> 
     let folder = match command.cwd.map(PathBuf::from) {
         Some(folder) if folder.is_absolute() => Folder::Given(folder),
         Some(_) => return Err(Failure::fatal("the payload is not valid: cwd must be an absolute path")),
-        // The random part keeps other users of the machine from creating it first.
+        // The random part keeps other users of the machine from creating the folder first.
         None => {
             Folder::Scratch(std::env::temp_dir().join(format!("faena-{}-{}", context.id(), Uuid::new_v4().simple())))
         }

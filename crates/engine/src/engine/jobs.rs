@@ -70,7 +70,8 @@ impl Engine {
         }
     }
 
-    /// Retries a failed or cancelled job with all its attempts, or lets a retrying job make its next attempt now.
+    /// Retries a failed or cancelled job, which may use all its attempts again, or starts the next attempt of a
+    /// retrying job now.
     pub async fn retry(&self, id: JobId, by: &str, now: Timestamp) -> Result<Retried, EngineError> {
         let retried = self.store.job_retry(id, Some(by), now).await?;
         self.bus.changed(id, retried.state, None, now);

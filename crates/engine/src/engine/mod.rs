@@ -177,7 +177,7 @@ impl Engine {
         if engine.config.roles.engine
             && let Err(error) = engine.events.outbox.subscribe(&*engine.store, now).await
         {
-            tracing::warn!(%error, "sink subscriptions not stored, events are missed");
+            tracing::warn!(%error, "sink subscriptions not stored, events may be missed");
         }
         engine.start_loops();
         Ok(engine)

@@ -38,7 +38,7 @@ impl Engine {
             Signal::ApiKeys => self.reload_api_keys().await,
             Signal::Webhook => self.wakeups.webhooks_changed(),
             Signal::Schedule => self.wakeups.schedules_changed(),
-            Signal::TaskDue(at) if !self.task_timer.is_before(at) => {}
+            Signal::TaskDue(at) if !self.task_timer.must_wake_for(at) => {}
             Signal::TaskDue(_) | Signal::TaskJobEnded | Signal::TaskQueue => self.wakeups.tasks_changed(),
             Signal::Event => self.wake_event_loops(),
             Signal::Cancel(id) => {

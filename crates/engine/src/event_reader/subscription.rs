@@ -31,11 +31,11 @@ impl EventFilter {
             && self.correlation_id.as_ref().is_none_or(|id| *id == event.correlation_id)
             && self.job.is_none_or(|id| id.0 == event.subject)
             && self.task.is_none_or(|id| id.0 == event.subject)
-            && self.queue.as_ref().is_none_or(|queue| queue_of(event).is_some_and(|of| of == queue.as_str()))
+            && self.queue.as_ref().is_none_or(|queue| queue_of(event).is_some_and(|name| name == queue.as_str()))
             && self
                 .queues
                 .as_ref()
-                .is_none_or(|queues| queue_of(event).is_some_and(|of| queues.iter().any(|queue| of == queue.as_str())))
+                .is_none_or(|queues| queue_of(event).is_some_and(|name| queues.iter().any(|queue| name == *queue)))
             && (!self.tasks_only || is_of_task(event))
     }
 }
@@ -126,7 +126,7 @@ impl Subscription {
     /// Waits for the next item. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// If the store does not answer. The call may be repeated.
+    /// Fails if the store does not answer. The caller may repeat the call.
     pub async fn next(&mut self) -> Result<StreamItem, StoreError> {
         loop {
             if let Some(item) = self.queue.pop_front() {

@@ -101,7 +101,7 @@ impl Inbox {
         }
         decided.extend(self.create_tasks(store, rule, starts, now).await);
         decided.extend(events.into_iter().zip(self.apply(store, inputs, now).await));
-        // In order: events that wait are applied in the order of their arrival.
+        // Keeps the order: messages that have to wait are applied later, in the order of their arrival.
         stream::iter(decided)
             .map(|(message, action)| self.settle(message, action))
             .buffered(CONCURRENT_SUBMITS)

@@ -27,7 +27,7 @@ struct Current {
 }
 
 impl Outage {
-    /// `kind` and `name` identify the source or inbox in the log.
+    /// Returns the state of an input that is up. `kind` and `name` identify the source or inbox in the log.
     pub fn new(kind: InputKind, name: &str) -> Outage {
         Outage { kind, name: name.to_owned(), current: None, failures: 0, retry_at: None }
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_has_its_first_time_and_its_latest_reason() {
+    fn an_outage_keeps_its_start_and_shows_its_latest_reason() {
         let (mut outage, max) = (Outage::new(InputKind::Inbox, "x"), Duration::from_secs(60));
         assert_eq!(outage.status(), None);
         outage.record_failure("broker", "refused", max, Timestamp::from_ms(1));

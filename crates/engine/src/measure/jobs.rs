@@ -1,4 +1,4 @@
-//! How long jobs spent in their states, and how their runs ended.
+//! Measures how long jobs spent in their states, and how their runs ended.
 //!
 //! A batch is measured without a lock and added under one, so that the cost per run stays far below that of storing it.
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::histogram::{BUCKETS, Exemplar, Histogram, bucket_of, elapsed_ms};
 
-/// The states whose duration is measured: all states that a job can leave.
+/// The states whose duration is measured: all states that are not final.
 pub const TIMED_STATES: [JobState; 6] = [
     JobState::Pending,
     JobState::Queued,
@@ -205,7 +205,7 @@ impl JobMeasures {
         let mut inner = self.0.lock();
         let mut unsaved = Vec::new();
         for (lane, Lane { times, saved }) in &mut inner.lanes {
-            for (now, saved, buckets, sum) in [
+            for (current, saved, buckets, sum) in [
                 (&times.wait, &mut saved.wait, HistoryMeasure::Wait, HistoryMeasure::WaitMs),
                 (&times.run, &mut saved.run, HistoryMeasure::Run, HistoryMeasure::RunMs),
             ] {
@@ -215,12 +215,12 @@ impl JobMeasures {
                         unsaved.push(TimingCount { lane: *lane, measure, bucket, n });
                     }
                 };
-                for (bucket, (now, saved)) in now.counts.iter().zip(&mut saved.counts).enumerate() {
-                    push(buckets, bucket, now - *saved);
-                    *saved = *now;
+                for (bucket, (current, saved)) in current.counts.iter().zip(&mut saved.counts).enumerate() {
+                    push(buckets, bucket, current - *saved);
+                    *saved = *current;
                 }
-                push(sum, 0, now.sum_ms - saved.sum_ms);
-                saved.sum_ms = now.sum_ms;
+                push(sum, 0, current.sum_ms - saved.sum_ms);
+                saved.sum_ms = current.sum_ms;
             }
         }
         unsaved
@@ -255,7 +255,7 @@ mod tests {
         Timestamp::from_ms(1_000_000 + ms)
     }
 
-    /// A run that was ready at 0, claimed at 10, started at 30 and ended at 130.
+    /// Returns the end of a run that was ready at 0, claimed at 10, started at 30 and ended at 130.
     fn end(lane: LaneId, outcome: RunOutcome) -> RunEnd {
         RunEnd {
             id: JobId(uuid::Uuid::from_u128(JobId::first_at_ms(at(0).as_ms()).0.as_u128() | 7 << 76 | 2 << 62 | 1)),

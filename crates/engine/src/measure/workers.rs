@@ -1,4 +1,4 @@
-//! How many workers this node has registered and ended, and how long they spent in their states.
+//! Counts the workers that this node has registered and ended, and measures how long they spent in their states.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,7 +38,8 @@ impl WorkerMeasures {
         if !is_connected {
             return;
         }
-        // A worker that connects was created and connecting for a moment; the process of a pool was created before.
+        // A worker that connects leaves `Creating` and `Connecting` immediately; the process of a pool was created
+        // before.
         if was.is_none() {
             self.observe(WorkerState::Creating, now, now);
         }

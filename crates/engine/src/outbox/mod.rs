@@ -62,7 +62,7 @@ pub const MAX_TIMEOUT: Duration = Duration::from_secs(14);
 #[derive(Clone, Debug)]
 pub struct SinkConfig {
     pub name: String,
-    /// `job.*`, `tarea.crear`, `*`.
+    /// Patterns of the types of events to publish, such as `job.*`, `tarea.crear` or `*`.
     pub types: Vec<String>,
     pub on_rejected: OnRejected,
     pub body: SinkBody,

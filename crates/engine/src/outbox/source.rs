@@ -5,8 +5,8 @@
 //! before the row is marked. A rejected row uses an attempt and is retried later by itself; the others continue. A sink or
 //! database that is down uses no attempt of any row.
 //!
-//! Safe to run on all nodes concurrently: a node without the lock does nothing, and a node that loses the lock's session stops
-//! immediately.
+//! All nodes may run a source concurrently: a node without the lock does nothing, and a node that loses the session of
+//! the lock stops immediately.
 
 use std::{
     collections::HashMap,

@@ -1,8 +1,8 @@
 //! A sink that posts events to a URL, signed as webhooks are.
 //!
-//! The messages of one subject are posted one after another, those of several subjects concurrently. A status of 4xx rejects
-//! the message; everything else that is not a success (no connection, no answer, 408, 429, 5xx, a redirect) means that the
-//! receiver is down.
+//! The messages of one subject are posted one after another, those of several subjects concurrently. A 4xx status other
+//! than 408 and 429 means that the receiver rejects the message; everything else that is not a success (no connection,
+//! no answer, 408, 429, 5xx, a redirect) means that the receiver is down.
 
 use std::{
     collections::HashMap,
@@ -36,7 +36,7 @@ pub struct WebhookSinkOptions {
     pub timeout: Duration,
 }
 
-/// Subjects whose messages are posted concurrently.
+/// How many subjects have their messages posted concurrently.
 const CONCURRENCY: usize = 8;
 const ANSWER_BYTES: usize = 64 << 10;
 
@@ -72,7 +72,7 @@ impl WebhookSink {
         let client = Client::builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
-            // Only connections to permitted addresses are kept.
+            // The resolver returns only permitted addresses, so a pooled connection never needs another check.
             .dns_resolver(GuardedResolver(rule.clone()))
             .timeout(options.timeout / 2)
             .pool_max_idle_per_host(CONCURRENCY)

@@ -179,7 +179,7 @@ impl RedisDispatch {
     }
 }
 
-/// Returns the lanes of a request that Redis dispatches, by queue.
+/// Returns the lanes of a request that Redis dispatches, sorted by queue.
 fn dispatched_lanes(lanes: &ReadyLanes, request: &ClaimRequest, rules: &Rules) -> Vec<Arc<Lane>> {
     let mut known: Vec<Arc<Lane>> = request.lanes.iter().filter_map(|lane| lanes.lane(*lane)).collect();
     known.retain(|lane| !lane.keyed && rules.pause(&lane.queue).is_none());
@@ -188,8 +188,8 @@ fn dispatched_lanes(lanes: &ReadyLanes, request: &ClaimRequest, rules: &Rules) -
     known
 }
 
-/// Returns how many jobs to take: at most as many as the limits allow to run concurrently, and one more to see whether
-/// any is delayed.
+/// Returns how many jobs to take: at most as many as the limits allow to start, and one more to see whether a limit
+/// delays any.
 fn take_limit(lanes: &[Arc<Lane>], wanted: usize, rules: &Rules) -> usize {
     let most = lanes.iter().map(|lane| {
         let limits = rules.lane_limits(&lane.queue, &lane.kind).into_iter();
@@ -199,7 +199,7 @@ fn take_limit(lanes: &[Arc<Lane>], wanted: usize, rules: &Rules) -> usize {
     most.max().unwrap_or(wanted).min(wanted)
 }
 
-/// Returns the numbers of the queues of these lanes, and the order inside them.
+/// Returns each lane with the number of its queue and the bias of its scores.
 fn take_lanes(known: &[Arc<Lane>], rules: &Rules) -> Vec<LaneTake> {
     let mut queues: HashMap<String, usize> = HashMap::new();
     let takes = known.iter().map(|lane| {

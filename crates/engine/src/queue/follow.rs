@@ -30,16 +30,16 @@ pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
         return Ok(Round { more, ..Round::default() });
     }
     let handled = moves.len() + changes.len();
-    let lanes: BTreeSet<LaneId> =
+    let ready_lanes: BTreeSet<LaneId> =
         changes.iter().filter(|change| change.kind == QueueChangeKind::Ready).map(|change| change.lane).collect();
-    let known: Vec<LaneId> = changes.iter().map(|change| change.lane).collect();
-    engine.dispatch.lanes.load(&*engine.store, &known).await?;
-    let mut ordered: Vec<(u64, Move)> = changes.iter().filter_map(|change| entry(engine, change)).collect();
+    let lanes: Vec<LaneId> = changes.iter().map(|change| change.lane).collect();
+    engine.dispatch.lanes.load(&*engine.store, &lanes).await?;
+    let mut ordered: Vec<(u64, Move)> = changes.iter().filter_map(|change| stamped_move(engine, change)).collect();
     ordered.extend(moves);
     ordered.sort_by_key(|(stamp, _)| *stamp);
-    let moves = without_ended_grants(ordered.into_iter().map(|(_, one)| one).collect());
+    let moves = without_ended_grants(ordered.into_iter().map(|(_, queue_move)| queue_move).collect());
     match redis.redis.apply(&moves, Placement::Now).await {
-        Ok(_) => engine.store.signal_ready(&lanes.into_iter().collect::<Vec<_>>()),
+        Ok(_) => engine.store.signal_ready(&ready_lanes.into_iter().collect::<Vec<_>>()),
         // The next comparison with the database restores all of them.
         Err(error) => redis.record_failure(&error),
     }
@@ -50,22 +50,23 @@ pub async fn run_once(engine: &Engine) -> Result<Round, EngineError> {
 fn without_ended_grants(moves: Vec<Move>) -> Vec<Move> {
     let ended: HashSet<(Uuid, i64)> = moves
         .iter()
-        .filter_map(|one| if let Move::Finish(job) = one { Some((job.id, job.run)) } else { None })
+        .filter_map(|queue_move| if let Move::Finish(job) = queue_move { Some((job.id, job.run)) } else { None })
         .collect();
-    let is_needed =
-        |one: &Move| !matches!(one, Move::Grant(job) if job.was_taken && ended.contains(&(job.id, job.run)));
-    moves.into_iter().filter(is_needed).collect()
+    let is_ended_grant =
+        |candidate: &Move| matches!(candidate, Move::Grant(job) if job.was_taken && ended.contains(&(job.id, job.run)));
+    moves.into_iter().filter(|queue_move| !is_ended_grant(queue_move)).collect()
 }
 
-fn entry(engine: &Engine, change: &QueueChange) -> Option<(u64, Move)> {
+/// Returns the move that applies a change, with the stamp of the change. Returns `None` if the lane is unknown.
+fn stamped_move(engine: &Engine, change: &QueueChange) -> Option<(u64, Move)> {
     let lane = engine.dispatch.lanes.lane(change.lane)?;
     let entry = |score| ReadyEntry { id: change.id.0, lane: change.lane, score };
-    let one = match change.kind {
+    let queue_move = match change.kind {
         QueueChangeKind::Ready => Move::Put(entry(score(&lane, change.at))),
         QueueChangeKind::Delayed => Move::Delay(entry(change.at.as_ms())),
         QueueChangeKind::Left => Move::Remove { id: change.id.0, lane: change.lane },
     };
-    Some((change.stamp, one))
+    Some((change.stamp, queue_move))
 }
 
 impl RedisDispatch {

@@ -125,10 +125,10 @@ impl JobQueue {
         }
     }
 
-    /// Checks at the start that Redis can be used.
+    /// Checks on startup that Redis can be used.
     ///
     /// # Errors
-    /// If it cannot, and the database's own queue must not be used instead.
+    /// Fails if Redis cannot be used, and the database's own queue must not be used instead.
     pub(crate) async fn check(&self, store: &dyn Store, now: Timestamp) -> Result<(), EngineError> {
         let Some(redis) = &self.redis else { return Ok(()) };
         let lanes: Vec<i32> = store.lanes().await?.iter().map(|lane| lane.id).collect();
@@ -167,7 +167,7 @@ impl JobQueue {
         }
     }
 
-    /// Sends Redis the ends of runs that the database has stored.
+    /// Adds the ends of runs that the database has stored to the moves for Redis.
     pub(crate) fn record_ends<'a>(&self, store: &dyn Store, ends: impl Iterator<Item = &'a RunEnd>) {
         let Some(redis) = &self.redis else { return };
         let finished = ends.map(|end| {
@@ -190,7 +190,7 @@ impl RedisDispatch {
         }
         let stamp = store.queue_feed().stamp();
         let mut waiting = self.moves.lock();
-        waiting.extend(moves.into_iter().map(|one| (stamp, one)));
+        waiting.extend(moves.into_iter().map(|queue_move| (stamp, queue_move)));
         if waiting.len() > MAX_MOVES {
             waiting.clear();
             self.request_comparison();
@@ -205,7 +205,8 @@ impl RedisDispatch {
         self.reconcile_wakeup.notify_one();
     }
 
-    /// Logs why an operation failed, and requests a comparison, which restores whatever was lost.
+    /// Requests a comparison, which restores whatever the failed operation lost. Logs the error if Redis rejected a
+    /// command or contains a newer format.
     fn record_failure(&self, error: &QueueError) {
         match error {
             QueueError::NotFilled | QueueError::ForeignKey { .. } | QueueError::Unavailable { .. } => {}

@@ -83,7 +83,7 @@ impl RedisDispatch {
         self.measures.repaired.fetch_add(drift, Ordering::Relaxed);
         if prepared.must_fill {
             self.measures.fills.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(entries = drift, "queue in Redis was empty and is filled from the database");
+            tracing::warn!(entries = drift, "queue in Redis was empty, filled it from the database");
         } else if drift >= NOTABLE_DRIFT {
             tracing::warn!(entries = drift, "queue in Redis differed from the database, repaired");
         } else if drift > 0 {

@@ -138,7 +138,7 @@ impl Exporter {
         }
     }
 
-    /// Waits until every span is sent, unless the collector is not reachable.
+    /// Waits until every span is sent. Does not wait for a collector that is not reachable.
     pub async fn wait_until_flushed(&self) {
         loop {
             self.wakeup.notify_one();

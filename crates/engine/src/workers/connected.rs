@@ -123,10 +123,10 @@ pub struct ConnectedWorker {
     served_lanes: Mutex<HashMap<LaneId, bool>>,
 }
 
-/// Commands that may wait for a worker, beyond what its slots need. A worker with more is not reading its messages.
+/// How many commands may wait for a worker, beyond what its slots need. A worker with more is not reading its messages.
 const MAX_COMMANDS: usize = 20_000;
 
-/// Lanes for which a worker remembers whether it serves them.
+/// For how many lanes a connection remembers whether the worker serves them.
 const MAX_SERVED_LANES: usize = 1_000;
 
 /// Identity of a connected worker. It does not change during a connection.
@@ -136,7 +136,7 @@ pub struct WorkerIdentity {
     /// The id that the worker gave itself.
     pub key: String,
     pub kind: WorkerKind,
-    /// Number of its connection.
+    /// Number of its connection, which grows each time it connects.
     pub session: i64,
     pub transport: Transport,
     pub capabilities: WorkerCapabilities,
@@ -385,7 +385,7 @@ impl ConnectedWorker {
     }
 }
 
-/// Marks that a polling worker waits for jobs, as long as it exists.
+/// While this value exists, the polling worker counts as waiting for jobs.
 pub struct PollGuard(Arc<ConnectedWorker>, usize);
 
 impl Drop for PollGuard {

@@ -55,7 +55,7 @@ pub struct Workers {
     wakeups: Wakeups,
     /// Whether all connections are closed and no new ones are accepted, because this server stops.
     is_closed: AtomicBool,
-    /// Jobs that were sent to a worker, which did not accept or did not start them.
+    /// Number of jobs that were sent to a worker and that it did not accept or did not start.
     pub dispatch_failures: AtomicU64,
 }
 
@@ -109,7 +109,7 @@ impl Workers {
         worker.status.lock().in_flight.drain().map(|(_, job)| job).collect()
     }
 
-    /// Closes all connections because this server stops, and admits no more workers. The workers stay registered.
+    /// Closes all connections because this server stops, and accepts no new ones. The workers stay registered.
     pub(crate) fn close_all(&self, reason: CloseReason) {
         self.is_closed.store(true, Ordering::Release);
         for worker in self.all() {
@@ -117,7 +117,7 @@ impl Workers {
         }
     }
 
-    /// Returns whether this server no longer admits workers, not even one that reconnects.
+    /// Returns whether this server no longer accepts connections of workers, not even of one that reconnects.
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }

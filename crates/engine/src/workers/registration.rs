@@ -156,7 +156,7 @@ impl Engine {
         if let Some(previous) = &previous {
             previous.close(CloseReason::Reconnected);
             let before: Vec<_> = previous.status.lock().in_flight.drain().map(|(_, job)| job).collect();
-            // Jobs that it no longer has ended at another node.
+            // The jobs that the worker no longer has were ended through another node.
             let ended = before.iter().filter(|job| !worker.has_job(job.id()));
             ended.for_each(|job| self.dispatch.in_flight.forget(job));
         }

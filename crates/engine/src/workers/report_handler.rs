@@ -107,7 +107,7 @@ pub struct ReportHandler {
     workers: Arc<Workers>,
     bus: Bus,
     wakeups: Wakeups,
-    /// Reports that were rejected.
+    /// Number of rejected reports.
     pub stale_reports: AtomicU64,
 }
 
@@ -122,9 +122,10 @@ enum Lateness {
     AfterStop,
 }
 
-/// An update that waits to be stored, and what to answer.
+/// An update that waits to be stored, and what to announce afterwards.
 struct PendingUpdate {
     update: RunUpdate,
+    /// Name of the report, for the acknowledgement.
     report: &'static str,
     progress: Option<Progress>,
     /// The span of a finished step, if its trace is recorded.

@@ -89,7 +89,8 @@ impl WorkerStatus {
         (self.state, self.since)
     }
 
-    /// Takes over the beginning of a state that an earlier connection was in too. Otherwise measures how long that state lasted.
+    /// Continues after an earlier connection of the worker, which entered `state` at `since`. If the state is the same,
+    /// keeps its beginning; otherwise measures how long the earlier state lasted.
     pub fn continue_state(&mut self, (state, since): (WorkerState, Timestamp)) {
         if state == self.state {
             self.since = since;

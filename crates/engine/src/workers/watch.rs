@@ -120,8 +120,8 @@ fn overdue(
     {
         return Some(Failure::error("the worker did not stop in time").with_reason(ErrorReason::Cancelled));
     }
-    let is_waiting = worker.status.lock().state.is_operational();
-    if job.started_at().is_none() && !is_waiting {
+    let is_operational = worker.status.lock().state.is_operational();
+    if job.started_at().is_none() && !is_operational {
         return None;
     }
     let (deadline, failure) = engine.time_limit(job, &worker.key, false, now);

@@ -31,7 +31,7 @@ states:
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_receivers_of_an_approval_get_signed_webhooks_and_a_failed_one_again() {
+async fn the_receivers_of_an_approval_get_signed_webhooks_and_a_failed_one_is_sent_again() {
     let calls: Arc<Mutex<Vec<(HeaderMap, Bytes)>>> = Arc::default();
     let received = calls.clone();
     let answer = move |headers: HeaderMap, body: Bytes| {

@@ -42,7 +42,7 @@ async fn until(subscription: &mut Subscription, kind: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_subscriber_receives_events_from_then_on() {
     let fixture = Fixture::new().await;
-    assert!(!fixture.store.has_event_subscriptions(), "without subscribers no event is stored");
+    assert!(!fixture.store.has_event_subscriptions(), "without subscribers no event of a job is stored");
     let mut watcher =
         watch(&fixture.engine, None, EventFilter { types: vec!["job.*".into()], ..Default::default() }).await;
     fixture.ends(job("noop", "{}"), JobState::Completed).await;
@@ -56,8 +56,8 @@ async fn a_subscriber_that_reconnects_continues_without_a_gap_or_a_repetition() 
     let mut watcher = everything(&fixture.engine).await;
     let mut positions = Vec::new();
     for round in 0..5 {
-        let ids: Vec<_> = (0..20).map(|_| job("noop", "{}")).collect();
-        fixture.store.job_submit(ids, None, Timestamp::now()).await.unwrap();
+        let jobs: Vec<_> = (0..20).map(|_| job("noop", "{}")).collect();
+        fixture.store.job_submit(jobs, None, Timestamp::now()).await.unwrap();
         // It disconnects in the middle, while more events are committed.
         for _ in 0..17 + round {
             positions.push(event(&mut watcher).await.position);
@@ -101,15 +101,15 @@ async fn events_kept_for_a_sink_are_delivered_to_a_later_subscriber() {
             assert_eq!(event(&mut first).await.position, expected.position);
         }
         let (before, after) = stored.split_at(700);
-        let mut back = watch(&fixture.engine, Some(before[699].position), EventFilter::default()).await;
+        let mut second = watch(&fixture.engine, Some(before[699].position), EventFilter::default()).await;
         if !is_complete {
             assert!(
-                matches!(next(&mut back).await, StreamItem::Gap(_)),
+                matches!(next(&mut second).await, StreamItem::Gap(_)),
                 "events of workers and schedules were not kept"
             );
         }
         for expected in after {
-            assert_eq!(event(&mut back).await.position, expected.position);
+            assert_eq!(event(&mut second).await.position, expected.position);
         }
     }
 }
@@ -146,14 +146,14 @@ async fn filters_deliver_only_matching_events() {
 }
 
 /// Starts an engine whose reader only runs when the test runs it.
-async fn at_rest() -> (Arc<Engine>, crate::fixture::TestDatabase) {
-    let (store, position) = open_sqlite().await;
-    (Engine::without_loops(store, EngineConfig::default(), Timestamp::now()).await.unwrap(), position)
+async fn build_idle_engine() -> (Arc<Engine>, crate::fixture::TestDatabase) {
+    let (store, database) = open_sqlite().await;
+    (Engine::without_loops(store, EngineConfig::default(), Timestamp::now()).await.unwrap(), database)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_subscriber_delays_no_other_and_catches_up_by_itself() {
-    let (engine, _database) = at_rest().await;
+async fn a_slow_subscriber_does_not_delay_others_and_catches_up_by_itself() {
+    let (engine, _database) = build_idle_engine().await;
     let mut slow = everything(&engine).await;
     let mut fast = everything(&engine).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
@@ -180,7 +180,7 @@ async fn a_slow_subscriber_delays_no_other_and_catches_up_by_itself() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_before_the_first_round_of_the_reader_are_delivered_without_a_further_event() {
-    let (engine, _database) = at_rest().await;
+    let (engine, _database) = build_idle_engine().await;
     let mut watcher = everything(&engine).await;
     let nothing = tokio::time::timeout(Duration::from_millis(200), watcher.next()).await;
     assert!(nothing.is_err(), "it has read, and found nothing");
@@ -191,7 +191,7 @@ async fn events_before_the_first_round_of_the_reader_are_delivered_without_a_fur
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscriber_that_missed_pruned_events_receives_a_gap_and_continues() {
-    let (engine, _database) = at_rest().await;
+    let (engine, _database) = build_idle_engine().await;
     let mut slow = everything(&engine).await;
     let began = slow.position();
     for _ in 0..100 {
@@ -215,7 +215,7 @@ async fn a_subscriber_that_missed_pruned_events_receives_a_gap_and_continues() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_position_of_another_database_is_reported_as_a_gap() {
-    let (engine, _database) = at_rest().await;
+    let (engine, _database) = build_idle_engine().await;
     let mut lost = watch(&engine, Some(1_000_000), EventFilter::default()).await;
     assert!(matches!(next(&mut lost).await, StreamItem::Gap(gap) if gap.after == 1_000_000 && gap.first < 10));
     let id = submit(&*engine.store, NewJob::new("unserved")).await;
@@ -225,7 +225,7 @@ async fn a_position_of_another_database_is_reported_as_a_gap() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_hour_after_the_last_subscriber_events_are_no_longer_kept() {
-    let (engine, _database) = at_rest().await;
+    let (engine, _database) = build_idle_engine().await;
     let start = Timestamp::now();
     let minutes = |count: i64| start.plus_ms(count * 60_000);
     let watcher = engine.events.reader.subscribe(None, EventFilter::default(), start).await.unwrap();
@@ -244,12 +244,12 @@ async fn an_hour_after_the_last_subscriber_events_are_no_longer_kept() {
             "a subscriber that reconnects within the hour misses nothing: {away}"
         );
     }
-    assert!(!engine.store.has_event_subscriptions(), "two hours later no event is stored");
+    assert!(!engine.store.has_event_subscriptions(), "two hours later no event of a job is stored");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_number_of_subscribers_is_limited() {
-    let (engine, _database) = at_rest().await;
+    let (engine, _database) = build_idle_engine().await;
     let mut watchers = Vec::new();
     for _ in 0..MAX_SUBSCRIBERS {
         watchers.push(everything(&engine).await);
@@ -263,8 +263,7 @@ async fn the_number_of_subscribers_is_limited() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_one_node_are_delivered_on_another_on_postgres() {
-    let (store, position) = open_postgres().await;
-    let watching = Fixture::over((store, position), EngineConfig::default()).await;
+    let watching = Fixture::over(open_postgres().await, EngineConfig::default()).await;
     let other = crate::fixture::open_for_another_node(&watching).await;
     let working = Engine::start(other.clone(), EngineConfig::default()).await.unwrap();
     let mut watcher = everything(&watching.engine).await;
@@ -294,8 +293,7 @@ async fn events_of_one_node_are_delivered_on_another_on_postgres() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_notifications_events_of_other_nodes_are_found_by_polling_on_postgres() {
-    let (store, position) = open_postgres().await;
-    let working = Fixture::over((store, position), EngineConfig::default()).await;
+    let working = Fixture::over(open_postgres().await, EngineConfig::default()).await;
     let without_listening = crate::fixture::without_listening(&working).await;
     let engine = Engine::start(without_listening.clone(), EngineConfig::default()).await.unwrap();
     let mut watcher = everything(&engine).await;

@@ -1,4 +1,4 @@
-//! Faena on a Sentinel installation and on a cluster, while their servers fail.
+//! Runs the engine on Redis with Sentinel and on a Redis cluster while their servers fail.
 
 use std::{
     path::Path,
@@ -64,7 +64,7 @@ impl Drop for Process {
     }
 }
 
-/// Returns a port whose partner for the bus of a cluster, 10 000 above, is free too.
+/// Returns a free port. The port 10 000 above it, which a cluster uses for its bus, is free too.
 fn free_port() -> u16 {
     loop {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -89,7 +89,7 @@ async fn submit(fixture: &Fixture, count: usize) -> Vec<JobId> {
     fixture.store.job_submit(jobs, None, Timestamp::now()).await.unwrap().iter().map(|job| job.id).collect()
 }
 
-async fn all_complete_once(fixture: &Fixture, ids: &[JobId]) {
+async fn assert_all_complete_once(fixture: &Fixture, ids: &[JobId]) {
     for id in ids {
         let job = fixture.wait_for_state(*id, JobState::Completed).await;
         assert_eq!(job.retry_count, 0, "{job:#?}");
@@ -109,7 +109,7 @@ async fn jobs_continue_on_the_master_that_sentinels_promote() {
     std::fs::write(&file, settings).unwrap();
     let sentinel = Process::sentinel(&file);
     // A sentinel promotes only a replica that it knows and that is in sync.
-    eventually("the replica", async || {
+    eventually("the replica is known and in sync", async || {
         let known = sentinel.ask(&["SENTINEL", "replicas", "main"]).await;
         let synced = replica.ask(&["INFO", "replication"]).await;
         (known.contains(&replica.port.to_string()) && synced.contains("master_link_status:up")).then_some(())
@@ -121,7 +121,7 @@ async fn jobs_continue_on_the_master_that_sentinels_promote() {
     fixture.wait_for_state(ids[20], JobState::Completed).await;
     master.kill();
     ids.extend(submit(&fixture, 100).await);
-    all_complete_once(&fixture, &ids).await;
+    assert_all_complete_once(&fixture, &ids).await;
     assert!(replica.ask(&["ROLE"]).await.contains("master"));
     fixture.stop().await;
 }
@@ -138,26 +138,26 @@ async fn jobs_continue_on_the_replica_that_a_cluster_promotes() {
         nodes[0].ask(&["CLUSTER", "MEET", "127.0.0.1", &node.port.to_string()]).await;
     }
     for node in &nodes {
-        eventually("the cluster", async || {
+        eventually("the cluster is ready", async || {
             let info = node.ask(&["CLUSTER", "INFO"]).await;
             (info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:4")).then_some(())
         })
         .await;
     }
-    // The slot of {scheduler} belongs to one of the three; the fourth becomes its replica.
+    // The slot of {scheduler} belongs to one of the first three nodes; the fourth node becomes its replica.
     let slot = nodes[0].ask(&["CLUSTER", "KEYSLOT", "{scheduler}:faena"]).await;
     let slot: u16 = slot.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap();
     let owner = thirds.iter().position(|(_, last)| slot <= last.parse().unwrap()).unwrap();
     let id = nodes[owner].ask(&["CLUSTER", "MYID"]).await;
     let id: String = id.chars().filter(char::is_ascii_hexdigit).collect();
     let id = &id[id.len() - 40..];
-    eventually("the replica", async || {
+    eventually("the fourth node becomes a replica", async || {
         let client = redis::Client::open(format!("redis://127.0.0.1:{}", nodes[3].port)).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
         redis::cmd("CLUSTER").arg("REPLICATE").arg(id).query_async::<()>(&mut connection).await.ok()
     })
     .await;
-    eventually("a replica in sync", async || {
+    eventually("the replica is in sync", async || {
         nodes[3].ask(&["INFO", "replication"]).await.contains("master_link_status:up").then_some(())
     })
     .await;
@@ -167,7 +167,7 @@ async fn jobs_continue_on_the_replica_that_a_cluster_promotes() {
     fixture.wait_for_state(ids[20], JobState::Completed).await;
     nodes[owner].kill();
     ids.extend(submit(&fixture, 100).await);
-    all_complete_once(&fixture, &ids).await;
+    assert_all_complete_once(&fixture, &ids).await;
     assert!(nodes[3].ask(&["ROLE"]).await.contains("master"));
     fixture.stop().await;
 }

@@ -83,10 +83,10 @@ fn error(job: &JobView) -> &str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_request_of_the_payload_is_sent_and_the_response_is_the_result() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
     let mut call = request(json!({
-        "method": "put", "url": format!("{}/json?a=b", far.url), "headers": {"X-Own": "mine", "Content-Type": "text/odd"},
-        "body": {"big": 1},
+        "method": "put", "url": format!("{}/json?a=b", server.url), "body": {"big": 1},
+        "headers": {"X-Own": "mine", "Content-Type": "text/odd"},
     }));
     call.correlation_id = Some("order-7".into());
     call.options.traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
@@ -95,7 +95,7 @@ async fn the_request_of_the_payload_is_sent_and_the_response_is_the_result() {
     assert_eq!((&answer["status"], &answer["body"]), (&json!(200), &json!({"answer": 42})));
     assert_eq!(answer["headers"]["x-far"], "yes");
     assert_eq!(answer["headers"]["set-cookie"], Value::Null, "cookies are not kept");
-    let call = &far.calls()[0];
+    let call = &server.calls()[0];
     assert_eq!(
         (&call["method"], &call["path"], &call["body"]),
         (&json!("PUT"), &json!("/json?a=b"), &json!("{\"big\":1}"))
@@ -110,14 +110,14 @@ async fn the_request_of_the_payload_is_sent_and_the_response_is_the_result() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_body_is_sent_unchanged_and_json_as_written() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
-    let url = format!("{}/text", far.url);
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let url = format!("{}/text", server.url);
     let text =
         fixture.ends(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
     assert_eq!(result(&text)["body"], "plain");
     let written = format!(r#"{{"url": "{url}", "method": "POST", "body": [1.0, 12345678901234567890123]}}"#);
     fixture.ends(once("http.request", written), JobState::Completed).await;
-    let calls = far.calls();
+    let calls = server.calls();
     assert_eq!((&calls[0]["body"], &calls[0]["headers"]["content-type"]), (&json!("a \"text\""), &Value::Null));
     assert_eq!(calls[1]["body"], "[1.0, 12345678901234567890123]");
     assert_eq!(calls[1]["headers"]["content-type"], "application/json");
@@ -125,9 +125,9 @@ async fn a_text_body_is_sent_unchanged_and_json_as_written() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_expected_status_decides_whether_a_call_succeeds() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
     let call =
-        |path: &str, expected: Value| request(json!({"url": format!("{}{path}", far.url), "expectStatus": expected}));
+        |path: &str, status: Value| request(json!({"url": format!("{}{path}", server.url), "expectStatus": status}));
     let job = fixture.ends(call("/gone", json!(410)), JobState::Completed).await;
     assert_eq!(result(&job)["status"], 410);
     fixture.ends(call("/gone", json!([200, 410])), JobState::Completed).await;
@@ -138,9 +138,9 @@ async fn the_expected_status_decides_whether_a_call_succeeds() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn temporary_errors_are_retried_and_permanent_errors_are_not() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
     let call = |path: &str| {
-        let mut call = job("http.request", json!({"url": format!("{}{path}", far.url)}).to_string());
+        let mut call = job("http.request", json!({"url": format!("{}{path}", server.url)}).to_string());
         call.options.retry.retry_delays_ms = vec![1];
         call
     };
@@ -154,8 +154,8 @@ async fn temporary_errors_are_retried_and_permanent_errors_are_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_after_header_delays_the_retry() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
-    let id = fixture.submit(job("http.request", json!({"url": format!("{}/busy", far.url)}).to_string())).await;
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let id = fixture.submit(job("http.request", json!({"url": format!("{}/busy", server.url)}).to_string())).await;
     let job = fixture.wait_for_state(id, JobState::Retrying).await;
     let failed = job.execution_log.iter().find(|entry| entry.event == LogEvent::Failed).unwrap();
     assert_eq!(job.next_attempt_at.unwrap().ms_since(failed.timestamp), 7_000);
@@ -165,17 +165,17 @@ async fn a_retry_after_header_delays_the_retry() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_response_is_truncated() {
     let fixture = Fixture::with(EngineConfig { http_response_bytes: 10, ..allowed() }).await;
-    let far = Receiver::start().await;
+    let server = Receiver::start().await;
     for path in ["/large", "/endless"] {
-        let job = fixture.ends(request(json!({"url": format!("{}{path}", far.url)})), JobState::Completed).await;
+        let job = fixture.ends(request(json!({"url": format!("{}{path}", server.url)})), JobState::Completed).await;
         assert_eq!((&result(&job)["body"], &result(&job)["truncated"]), (&json!("xxxxxxxxxx"), &json!(true)), "{path}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_an_answer_times_out() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
-    let url = format!("{}/silent", far.url);
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let url = format!("{}/silent", server.url);
     let job = fixture.ends(request(json!({"url": url, "timeoutMs": 30})), JobState::Failed).await;
     assert!(error(&job).contains("timed out"), "{}", error(&job));
     let mut limited = request(json!({"url": url}));
@@ -186,27 +186,27 @@ async fn a_request_without_an_answer_times_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_is_not_followed() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
-    let job = fixture.ends(request(json!({"url": format!("{}/elsewhere", far.url)})), JobState::Failed).await;
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let job = fixture.ends(request(json!({"url": format!("{}/elsewhere", server.url)})), JobState::Failed).await;
     assert!(error(&job).starts_with("HTTP 302"), "{}", error(&job));
-    assert_eq!(far.calls().len(), 1);
+    assert_eq!(server.calls().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn loopback_is_not_called_unless_it_is_allowed() {
-    let (fixture, far) = (Fixture::new().await, Receiver::start().await);
-    let port = far.url.rsplit(':').next().unwrap();
+    let (fixture, server) = (Fixture::new().await, Receiver::start().await);
+    let port = server.url.rsplit(':').next().unwrap();
     for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433", "0.0.0.0", "127.1"] {
         let job = fixture.ends(request(json!({"url": format!("http://{host}:{port}/json")})), JobState::Failed).await;
         assert!(error(&job).contains("private or reserved address"), "{host}: {}", error(&job));
     }
-    assert_eq!(far.calls(), Vec::<Value>::new());
+    assert_eq!(server.calls(), Vec::<Value>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_name_of_an_allowed_network_is_called() {
-    let (fixture, far) = (Fixture::with(allowed()).await, Receiver::start().await);
-    let url = far.url.replace("127.0.0.1", "localhost");
+    let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
+    let url = server.url.replace("127.0.0.1", "localhost");
     fixture.ends(request(json!({"url": format!("{url}/json")})), JobState::Completed).await;
 }
 
@@ -241,19 +241,19 @@ async fn an_error_does_not_contain_the_secrets_of_its_url() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_that_is_not_text_is_stored_on_sqlite() {
-    strange_bytes(Fixture::over(open_sqlite().await, allowed()).await).await;
+    assert_binary_response_is_stored(Fixture::over(open_sqlite().await, allowed()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_that_is_not_text_is_stored_on_postgres() {
-    strange_bytes(Fixture::over(open_postgres().await, allowed()).await).await;
+    assert_binary_response_is_stored(Fixture::over(open_postgres().await, allowed()).await).await;
 }
 
-async fn strange_bytes(fixture: Fixture) {
-    let far = Receiver::start().await;
-    let failed = fixture.ends(request(json!({"url": format!("{}/nul", far.url)})), JobState::Failed).await;
+async fn assert_binary_response_is_stored(fixture: Fixture) {
+    let server = Receiver::start().await;
+    let failed = fixture.ends(request(json!({"url": format!("{}/nul", server.url)})), JobState::Failed).await;
     assert!(error(&failed).starts_with("HTTP 500 Internal Server Error: a"), "{}", error(&failed));
-    let fine = fixture.ends(request(json!({"url": format!("{}/nul-fine", far.url)})), JobState::Completed).await;
+    let fine = fixture.ends(request(json!({"url": format!("{}/nul-fine", server.url)})), JobState::Completed).await;
     assert_eq!(result(&fine)["body"], "a\0b\u{fffd}");
     fixture.ends(job("noop", "{}"), JobState::Completed).await;
 }

@@ -118,7 +118,7 @@ async fn by_rate(fixture: Fixture) {
         let mut claims: Vec<Timestamp> =
             of_kind.filter(|entry| entry.event == LogEvent::Assigned).map(|entry| entry.timestamp).collect();
         claims.sort();
-        // Five immediately, the other ten one per 50 ms. A start is some time after its claim, which the rate counts.
+        // Five claims immediately, the other ten one per 50 ms. The rate counts claims; jobs start some time later.
         assert!(claims.len() == 15 && claims[14].ms_since(claims[0]) >= 450, "{kind}: {claims:?}");
     }
 }

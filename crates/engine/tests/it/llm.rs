@@ -236,7 +236,7 @@ states:
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_has_used_its_tokens_continues_on_its_failure_edge() {
+async fn a_task_that_has_used_its_tokens_takes_its_failure_transition() {
     let model = Model::start().await;
     let fixture = model.fixture(|config| config.daily_tokens = Some(10_000)).await;
     let (store, now) = (&fixture.store, Timestamp::now());

@@ -1,4 +1,4 @@
-//! The engine over real stores.
+//! Tests the engine with real stores.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue must say where")]
 

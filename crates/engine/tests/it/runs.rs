@@ -292,7 +292,7 @@ async fn prefetched_jobs_are_released_when_they_wait_behind_a_long_job() {
     // How many jobs are prefetched depends on how fast they run, and so on the load of this machine.
     let mut found = None;
     for _ in 0..20 {
-        let fixture = behind_a_long_job().await;
+        let fixture = start_with_a_long_job().await;
         if in_flight(&fixture).await > 1 {
             found = Some(fixture);
             break;
@@ -313,7 +313,7 @@ async fn in_flight(fixture: &Fixture) -> i64 {
 }
 
 /// Starts a server with one slot, in which a long job runs among many short ones.
-async fn behind_a_long_job() -> Fixture {
+async fn start_with_a_long_job() -> Fixture {
     let fixture = Fixture::with(EngineConfig { concurrency: 1, ..EngineConfig::default() }).await;
     let short = |_| job("noop", "{}");
     let long = job("sleep", r#"{"ms": 600000}"#);

@@ -1,5 +1,5 @@
-//! Three servers with different clocks, one of them killed fifty times during its rounds, in a simulated week: each due time
-//! fires at most once, and with `catch_up` exactly once.
+//! Three servers with different clocks run for a simulated week, and fifty times one of them is killed during its
+//! round: each due time fires at most once, and with `catch_up` exactly once.
 //!
 //! The seed decides what happens; when exactly a server dies inside its round depends on the machine. FAENA_TEST_SEEDS=100
 //! runs that many seeds.
@@ -128,13 +128,13 @@ impl Simulation {
             }
         }
         let life = Duration::from_micros(self.random.random_range(0..4_000));
-        let turns =
+        let awake =
             self.nodes.iter().enumerate().filter(|(at, node)| node.sleeps_until <= self.now || victim == Some(*at));
-        let turns = turns.map(async |(at, node)| {
-            let turn = node.engine.run_loop("scheduler", self.now.plus_ms(node.skew_ms));
-            if victim == Some(at) { tokio::time::timeout(life, turn).await.ok() } else { Some(turn.await) }
+        let rounds = awake.map(async |(at, node)| {
+            let round = node.engine.run_loop("scheduler", self.now.plus_ms(node.skew_ms));
+            if victim == Some(at) { tokio::time::timeout(life, round).await.ok() } else { Some(round.await) }
         });
-        join_all(turns).await;
+        join_all(rounds).await;
         if let Some(victim) = victim {
             self.replace(victim).await;
         }
@@ -150,7 +150,7 @@ impl Simulation {
             }
             let dead = std::mem::replace(&mut self.stores[victim], open_database_for_another_node(&database).await);
             self.nodes[victim].engine = engine(self.stores[victim].clone(), self.now).await;
-            // As the system closes the connections of a process that has ended.
+            // The operating system does the same with the connections of a process that has ended.
             tokio::spawn(async move { dead.close().await });
             self.database = Some(database);
         } else {
@@ -189,19 +189,19 @@ impl Simulation {
     }
 
     /// Checks that every due time is recorded once and that each fired one has exactly one job.
-    async fn prove(&self, seed: u64) {
+    async fn check(&self, seed: u64) {
         let store = &self.stores[0];
         let mut jobs: HashSet<JobId> = HashSet::new();
         for (schedule, case) in self.schedules.iter().zip(cases()) {
             let what = format!("seed {seed}, {}", schedule.spec.name);
-            let now = store.schedule_get(schedule.id).await.unwrap().unwrap();
-            assert!(now.next_at.is_some_and(|at| at > self.now), "{what}: nothing is left over");
-            let dues = self.dues(schedule, now.cursor_at);
+            let stored = store.schedule_get(schedule.id).await.unwrap().unwrap();
+            assert!(stored.next_at.is_some_and(|at| at > self.now), "{what}: nothing is left over");
+            let dues = self.dues(schedule, stored.cursor_at);
             let rows = store.schedule_ticks(schedule.id, None, 100_000).await.unwrap();
             let recorded: u64 = rows.iter().map(|row| row.count.unwrap()).sum();
             assert_eq!(recorded, dues.len() as u64, "{what}: each due time is recorded once");
             let fired: Vec<_> = rows.iter().rev().filter(|row| row.outcome == TickOutcome::Fired).collect();
-            assert_eq!(now.runs, fired.len() as u64, "{what}");
+            assert_eq!(stored.runs, fired.len() as u64, "{what}");
             if let Some(count) = case.exactly {
                 assert_eq!(fired.len(), count, "{what}");
             }
@@ -210,9 +210,9 @@ impl Simulation {
                 assert_eq!(fired_at, dues, "{what}: every due time became a job");
             }
             assert!(fired_at.iter().all(|due| dues.contains(due)) && !fired_at.is_empty(), "{what}");
-            for some in fired.chunks(16) {
+            for rows in fired.chunks(16) {
                 for (job, row) in
-                    join_all(some.iter().map(|row| store.job_get(row.job_id.unwrap()))).await.into_iter().zip(some)
+                    join_all(rows.iter().map(|row| store.job_get(row.job_id.unwrap()))).await.into_iter().zip(rows)
                 {
                     let job = job.unwrap().expect("the created job exists");
                     assert_eq!(job.schedule_due, Some(row.due_at), "{what}");
@@ -254,7 +254,7 @@ async fn simulate(seed: u64, opened: (Arc<dyn Store>, TestDatabase)) {
     simulation.now = end;
     simulation.settle().await;
     assert_eq!(kills, KILLS, "seed {seed}");
-    simulation.prove(seed).await;
+    simulation.check(seed).await;
 }
 
 fn seeds() -> u64 {

@@ -364,7 +364,7 @@ impl Simulation {
         }
     }
 
-    /// Every live server takes due webhooks and stores the results of some of them.
+    /// Makes every live server take due webhooks and store the results of some of them.
     async fn send_webhooks(&mut self) {
         for at in self.live_servers() {
             let request = WebhookTakeRequest {

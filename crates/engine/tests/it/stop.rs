@@ -77,6 +77,6 @@ async fn a_stopped_engine_starts_no_jobs_and_its_loops_are_reported_as_stopped()
     let fixture = Fixture::new().await;
     fixture.stop().await;
     let id = fixture.submit(job("noop", "{}")).await;
-    assert!(fixture.engine.loops.health.all().values().all(|beat| beat.stopped));
+    assert!(fixture.engine.loops.health.all().values().all(|status| status.stopped));
     assert_eq!(fixture.job(id).await.status, JobState::Queued);
 }

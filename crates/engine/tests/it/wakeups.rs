@@ -85,7 +85,7 @@ async fn the_end_of_a_job_continues_its_task_immediately() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_that_makes_nothing_due_earlier_does_not_wake_the_loop_of_tasks() {
+async fn an_event_that_makes_nothing_due_earlier_does_not_wake_the_task_loop() {
     const EVENTS: u64 = 100;
     let machine = "{machine: ping, version: 1, events: {go: {}}, initial: A, states: {
         A: {deadline: {silence: 6h, to: LATE}, on: {go: B}}, B: {deadline: {silence: 6h, to: LATE}, on: {go: A}},

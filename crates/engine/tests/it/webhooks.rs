@@ -244,10 +244,10 @@ async fn assert_everything_arrives(database: (Arc<dyn Store>, crate::fixture::Te
         fixture.store.job_submit(jobs, None, Timestamp::now()).await.unwrap().into_iter().map(|job| job.id).collect();
     eventually("a third of the calls", async || (receiver.calls().len() > JOBS / 3).then_some(())).await;
     receiver.close();
-    let failed = WebhookFilter { state: Some(WebhookState::Waiting), ..WebhookFilter::default() };
+    let waiting = WebhookFilter { state: Some(WebhookState::Waiting), ..WebhookFilter::default() };
     eventually("some attempts without a receiver", async || {
-        let waiting = fixture.store.webhook_list(failed.clone(), None, 1).await.unwrap();
-        waiting.first().filter(|webhook| webhook.attempts > 0).map(|_| ())
+        let found = fixture.store.webhook_list(waiting.clone(), None, 1).await.unwrap();
+        found.first().filter(|webhook| webhook.attempts > 0).map(|_| ())
     })
     .await;
     receiver.open();
@@ -271,7 +271,7 @@ async fn assert_everything_arrives(database: (Arc<dyn Store>, crate::fixture::Te
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failing_receiver_delays_no_other() {
+async fn a_failing_receiver_does_not_delay_others() {
     let silent = Receiver::start();
     let (endless, slow_end, broken, elsewhere, good) =
         (Receiver::start(), Receiver::start(), Receiver::start(), Receiver::start(), Receiver::start());
@@ -289,7 +289,7 @@ async fn a_failing_receiver_delays_no_other() {
     for _ in 0..20 {
         bad.push(fixture.submit(job_with_webhook(silent.url("/silent"))).await);
     }
-    eventually("the most concurrent calls to one host", async || (silent.calls().len() == 8).then_some(())).await;
+    eventually("as many calls as one host may have", async || (silent.calls().len() == 8).then_some(())).await;
     let broken = fixture.submit(job_with_webhook(broken.url("/broken"))).await;
     let elsewhere_id = fixture.submit(job_with_webhook(elsewhere.url("/elsewhere"))).await;
     let closing = fixture.submit(job_with_webhook(closing_url)).await;

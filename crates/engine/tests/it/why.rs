@@ -33,8 +33,8 @@ async fn connect(fixture: &Fixture, key: &str, concurrency: u32) -> Arc<Connecte
 
 async fn next_delivery(worker: &ConnectedWorker) -> Delivery {
     loop {
-        for order in worker.next_commands().await {
-            if let WorkerCommand::Job(delivery) = order {
+        for command in worker.next_commands().await {
+            if let WorkerCommand::Job(delivery) = command {
                 return delivery;
             }
         }
@@ -170,12 +170,12 @@ async fn rate_limited_by(scope: Scope, key: Option<&str>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rate_of_a_queue_says_when_the_next_may_start() {
+async fn a_rate_of_a_queue_says_when_the_next_job_may_start() {
     rate_limited_by(Scope::Queue("default".into()), None).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rate_of_a_key_says_when_the_next_may_start() {
+async fn a_rate_of_a_key_says_when_the_next_job_may_start() {
     rate_limited_by(Scope::Key("tenant-7".into()), Some("tenant-7")).await;
 }
 
@@ -268,8 +268,8 @@ async fn a_job_of_a_dead_server_says_so_on_postgres() {
     let dead = NodeId::new();
     fixture.store.node_join(NodeInfo { id: dead, name: "gone:1".into() }, 60_000, now).await.unwrap();
     let lanes = fixture.store.lanes().await.unwrap().iter().map(|lane| lane.id).collect();
-    let ask = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 1, idle_slots: 1, candidates: None };
-    fixture.store.job_claim(vec![ask], now).await.unwrap();
+    let request = ClaimRequest { owner: Owner::Node(dead), lanes, limit: 1, idle_slots: 1, candidates: None };
+    fixture.store.job_claim(vec![request], now).await.unwrap();
     assert_eq!(codes(&why_at(&fixture, id, now.plus_ms(50_000)).await), ["assigned"]);
     let silent = why_at(&fixture, id, now.plus_ms(59_000)).await;
     assert_eq!(codes(&silent), ["server_lost", "assigned"], "it should have renewed its lease");

@@ -123,7 +123,7 @@ async fn a_silent_worker_is_lost_at_its_deadline_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disconnected_worker_has_the_grace_period() {
+async fn a_disconnected_worker_can_reconnect_within_the_grace_period() {
     let fixture = Fixture::new().await;
     let (worker, again) = connect_first(&fixture, registration("cut")).await;
     let first = delivered(&fixture, &worker, NewJob::new(KIND)).await.job;
@@ -170,7 +170,8 @@ async fn a_worker_that_is_alive_is_not_taken_over() {
     fixture.engine.disconnect_worker(&worker, false, cut_at).await;
     let refused =
         fixture.engine.register_worker(registration("mine"), Transport::WebSocket, cut_at).await.err().unwrap();
-    assert!(refused.to_string().contains(&cut_at.plus_ms(10_000).to_string()), "it says when: {refused}");
+    let free_at = cut_at.plus_ms(10_000).to_string();
+    assert!(refused.to_string().contains(&free_at), "the error says when the id is free: {refused}");
     let back = fixture.engine.register_worker(again.clone(), Transport::WebSocket, Timestamp::now()).await.unwrap();
     assert!(back.resumed && back.worker.has_job(job.id()));
     assert_eq!(back.session_token.reveal(), again.session_token.unwrap().reveal(), "it stays the same");
@@ -359,7 +360,7 @@ async fn the_built_in_worker_shows_its_runs_and_its_last_heartbeat() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_has_stopped_admits_no_worker() {
+async fn a_server_that_has_stopped_registers_no_worker() {
     let fixture = Fixture::new().await;
     let polling = Registration { worker_id: Some("polling".into()), ..registration("polling") };
     let polling = fixture.engine.register_worker(polling, Transport::Http, Timestamp::now()).await.unwrap();
@@ -424,7 +425,7 @@ async fn five_jobs_that_a_worker_does_not_start_open_its_breaker() {
     assert_eq!(worker.breaker_state(much_later), BreakerState::Open);
 }
 
-/// A pool whose processes never connect.
+/// Returns a pool whose processes never connect.
 fn pool_without_connections() -> PoolConfig {
     PoolConfig {
         name: "slow".into(),

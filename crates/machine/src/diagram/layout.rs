@@ -42,8 +42,9 @@ pub(super) struct Frame {
 pub(super) struct Label {
     pub lines: Vec<String>,
     pub x: i32,
-    /// Base line of the last line.
+    /// Baseline of the last line of text.
     pub y: i32,
+    /// Whether the text ends at `x`. Otherwise it begins there.
     pub ends_at_x: bool,
 }
 

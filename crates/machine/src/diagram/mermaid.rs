@@ -1,4 +1,4 @@
-//! A machine as a Mermaid state diagram.
+//! Writes a machine as a Mermaid state diagram.
 
 use std::fmt::Write as _;
 

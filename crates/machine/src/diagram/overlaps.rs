@@ -69,7 +69,8 @@ fn check(definition: &Definition) {
     check_frames(&layout, definition, &labels);
 }
 
-/// A state is inside the frame around it, apart from its neighbours, and no label overlaps a border.
+/// Checks that every state is inside the frame around it and apart from its neighbours, and that no label overlaps a
+/// border.
 fn check_frames(layout: &Layout, definition: &Definition, labels: &[(String, Area)]) {
     let area = |frame: &super::layout::Frame| {
         let (x, y) = (f64::from(frame.x), f64::from(frame.y));

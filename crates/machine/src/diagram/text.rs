@@ -1,16 +1,16 @@
 //! Estimates the width of text without a font. The estimate is never too small for common sans-serif fonts.
 
-/// Size of the letters of all texts.
+/// Font size of all texts.
 pub(super) const FONT: f64 = 12.0;
 
 /// Height of a line of text.
 pub(super) const LINE: f64 = 15.0;
 
-/// Longest line of a label beside the column of states, and inside it.
+/// Maximum width of a line of a label beside the column of states, and inside it.
 pub(super) const LABEL_WIDTH: f64 = 190.0;
 pub(super) const INNER_LABEL_WIDTH: f64 = 150.0;
 
-/// Longest name of a state before it is shortened.
+/// Maximum width of the name of a state; longer names are shortened.
 const NAME_WIDTH: f64 = 320.0;
 
 /// Returns an upper bound of the width of a text.
@@ -31,7 +31,7 @@ fn width_of(character: char) -> f64 {
     }
 }
 
-/// Breaks a label into lines: at its commas and spaces, after dots and underscores, and anywhere if a word is too long.
+/// Breaks a label into lines: after spaces and punctuation, and anywhere if a word is too long.
 pub(super) fn wrap(label: &str, longest: f64) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in label.split_inclusive([' ', '.', '_', '-', ',']) {

@@ -1,4 +1,4 @@
-//! The tables of the format.
+//! The keys of a definition, one table per kind of object.
 
 use super::{
     Key, Object, Rule,

@@ -1,7 +1,7 @@
 //! Reads the JSON Schemas of a definition.
 //!
-//! A machine must not be able to occupy the server: a schema refers only to itself and not in cycles, and the size of its expanded
-//! references and of its patterns is limited. So a payload is checked in bounded time.
+//! A machine must not be able to overload the server: a schema refers only to itself and not in cycles, and the size of
+//! its expanded references and of its patterns is limited. So a payload is checked in bounded time.
 
 use std::collections::HashMap;
 

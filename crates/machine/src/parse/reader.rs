@@ -64,7 +64,7 @@ impl Findings {
         fields
     }
 
-    /// Returns the entries of a map with any keys.
+    /// Returns the entries of a map whose keys may be any text.
     pub fn entries<'a>(&mut self, node: &'a Node, path: &str) -> &'a [Entry] {
         match &node.value {
             NodeValue::Map(entries) => entries,

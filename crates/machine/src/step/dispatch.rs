@@ -127,12 +127,13 @@ impl<'a> Run<'a> {
         for position in 0..self.task.deferred.len() {
             let event = self.task.deferred[position].clone();
             let found = self.find(&event, &mut Vec::new());
-            // Its sender had not seen what this approval is about.
+            // The sender of a deferred event cannot have seen what the open approval is about.
             let found = found.filter(|(_, transition)| transition.decision.is_none());
             if let Some((owner, transition)) = found {
                 self.task.deferred.remove(position);
                 self.take(&event, owner, transition)?;
-                // The others are offered to the task as it is now. One fewer is left, so this ends.
+                // The remaining events are offered again, to the task in its new state. Each time one fewer is left, so
+                // this ends.
                 self.has_changed = true;
                 return Ok(());
             }

@@ -156,7 +156,7 @@ struct Run<'a> {
     has_counted: bool,
     /// The version to record, if the task has just got it.
     new_version: Option<u32>,
-    /// Enters states without their entry actions.
+    /// Whether states are entered without their entry actions.
     skips_entry: bool,
 }
 

@@ -85,7 +85,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the innermost state that contains both and stays active. A transition leaves the state that it belongs to.
+    /// Returns the innermost state that contains both `owner` and `target` and stays active. A transition always leaves
+    /// its `owner`.
     fn common_ancestor(&self, owner: StateIndex, target: StateIndex) -> Option<StateIndex> {
         let around_target: Vec<StateIndex> = self.definition.ancestors(target).skip(1).collect();
         self.definition.ancestors(owner).skip(1).find(|index| around_target.contains(index))
@@ -179,7 +180,7 @@ impl<'a> Run<'a> {
         Ok(done)
     }
 
-    /// Publishes an event of Faena about this task.
+    /// Publishes one of Faena's own events about this task.
     pub(super) fn notice(&mut self, event: &'static str, mut data: Value) {
         data["state"] = json!(self.task.state());
         self.effects.push(Effect::Notice { event, data });

@@ -134,7 +134,7 @@ fn an_expression_that_gives_no_url_is_refused() {
 }
 
 #[test]
-fn a_receiver_that_can_be_seen_to_be_wrong_is_an_error_of_the_definition() {
+fn an_obviously_invalid_receiver_is_an_error_of_the_definition() {
     for (receiver, part) in [
         ("'https://user:s3cret@example.org/'", "must not contain a user name or password"),
         ("'http://'", "is not a URL"),

@@ -143,7 +143,7 @@ fn too_many_corrections_and_the_same_failure_twice_end_in_a_logical_failure() {
 }
 
 #[test]
-fn a_denied_plan_is_made_again_with_the_comment_but_not_for_ever() {
+fn a_denied_plan_is_made_again_with_the_comment_at_most_twice() {
     let definition = coding_task();
     let mut trial = bring_to(&definition, "ESPERANDO_APROBACION_PLAN");
     for round in 1..=3 {
@@ -300,7 +300,7 @@ fn every_state_has_a_defined_outcome_for_every_event() {
             let outcome = trial.event(event, payload(event));
             line(event, outcome, trial.task.state());
         }
-        for (name, act) in OWN {
+        for (name, act) in OTHER_INPUTS {
             let mut trial = bring_to_any(&definition, state);
             let outcome = act(&mut trial);
             line(name, outcome, trial.task.state());
@@ -353,7 +353,7 @@ fn bring_to_any<'a>(definition: &'a faena_machine::Definition, state: &str) -> T
 type Act = fn(&mut Trial<'_>) -> Outcome;
 
 /// What people and Faena itself can do to a task, in addition to the events of its machine.
-const OWN: [(&str, Act); 8] = [
+const OTHER_INPUTS: [(&str, Act); 8] = [
     ("approve", |trial| trial.decide("key:bob", &[], true).outcome),
     ("deny", |trial| trial.decide("key:bob", &[], false).outcome),
     ("cancel", |trial| trial.apply(Input::Cancel { actor: "key:bob".into(), reason: None }).outcome),

@@ -23,7 +23,7 @@ states:
   DONE: {final: true}
 ";
 
-fn applied(trial: &Trial) -> Vec<(String, Outcome)> {
+fn outcomes(trial: &Trial) -> Vec<(String, Outcome)> {
     trial.records.iter().skip(1).map(|record| (record.event.clone(), record.outcome)).collect()
 }
 
@@ -56,7 +56,7 @@ fn deferred_events_apply_in_the_order_of_their_arrival_and_after_each_the_first_
     trial.event("open", json!({"level": 1}));
     // Each event that is applied raises the level by 1, which lets the next one apply. The first event, 4, has to wait for 3.
     assert_eq!(trial.task.data["taken"], json!([1, 2, 3, 4]));
-    let kinds: Vec<(String, Outcome)> = applied(&trial).split_off(4);
+    let kinds: Vec<(String, Outcome)> = outcomes(&trial).split_off(4);
     let take = ("take".to_owned(), Outcome::Applied);
     assert_eq!(kinds, [vec![("open".to_owned(), Outcome::Applied)], vec![take; 4]].concat());
 }
@@ -74,7 +74,7 @@ fn a_hundred_deferred_events_that_change_the_task_are_each_applied_once() {
 }
 
 #[test]
-fn an_ignored_event_offers_nothing() {
+fn an_ignored_event_does_not_offer_deferred_events_again() {
     let text = STEPS
         .replace("      note: {loop: opened}\n", "")
         .replace("counters: {opened: {max: 2, exceeded: DONE}}\n", "")

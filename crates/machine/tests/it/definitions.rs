@@ -181,7 +181,7 @@ fn an_error_deep_inside_a_state_is_reported_with_its_own_line() {
 }
 
 #[test]
-fn all_errors_are_reported_at_once_in_the_order_of_the_text() {
+fn all_errors_are_reported_together_in_the_order_of_the_text() {
     let found = findings("version: none\nmachine: m m\nstates:\n  A:\n    on: {x: B}\n    deadline: 7\n");
     let lines: Vec<u64> = found.iter().map(|(line, _)| *line).collect();
     assert!(found.len() >= 5, "{found:#?}");
@@ -279,7 +279,7 @@ fn the_state_for_exceeded_limits_must_be_final() {
 }
 
 #[test]
-fn counters_must_be_used_and_say_what_follows() {
+fn a_counter_must_be_used_and_have_a_limit_and_a_target() {
     let text = |counters: &str, on: &str| {
         format!(
             "machine: m\nversion: 1\nevents: {{go: {{}}}}\ncounters: {{{counters}}}\ninitial: A\nstates:\n  A:\n    deadline: {{total: 1h, to: Z}}\n    on: {{go: {on}}}\n  Z: {{final: true}}\n"

@@ -93,7 +93,7 @@ mod order_saga {
     }
 
     #[test]
-    fn a_late_step_is_undone_and_its_late_end_changes_nothing() {
+    fn a_step_that_times_out_is_undone_and_its_late_end_changes_nothing() {
         let definition = example("order-saga");
         let mut trial = order(&definition);
         complete(&mut trial, "reserve");
@@ -124,7 +124,7 @@ mod order_saga {
         fail(&mut trial, "release");
         assert_eq!(trial.task.state(), "STUCK");
         trial.wait("3d");
-        assert_eq!(trial.emitted(), ["order.stuck"; 4], "at once and every day");
+        assert_eq!(trial.emitted(), ["order.stuck"; 4], "immediately and every day");
         for _ in 0..5 {
             trial.event("undo.again", json!({}));
             fail(&mut trial, "recall");
@@ -139,7 +139,7 @@ mod order_saga {
     }
 
     #[test]
-    fn a_compensation_without_an_end_gets_stuck_and_is_abandoned_in_the_end() {
+    fn a_compensation_that_never_ends_gets_stuck_and_is_abandoned_after_sixty_days() {
         let definition = example("order-saga");
         let mut trial = order(&definition);
         fail(&mut trial, "reserve");
@@ -158,7 +158,7 @@ mod onboarding {
     }
 
     #[test]
-    fn a_customer_who_does_everything_gets_only_the_mails_of_that_time() {
+    fn a_customer_who_completes_every_step_gets_only_the_mails_that_were_due_before() {
         let definition = example("onboarding");
         let mut trial = customer(&definition);
         trial.wait("1d");
@@ -264,7 +264,7 @@ mod content_review {
         let mut trial = text(&definition);
         let hash = trial.task.approval.clone().unwrap().hash;
         trial.decide("key:bob", REVIEWER, true);
-        assert_eq!(trial.decide("key:bob", REVIEWER, true).outcome, Outcome::Ignored, "one person, one voice");
+        assert_eq!(trial.decide("key:bob", REVIEWER, true).outcome, Outcome::Ignored, "one person, one vote");
         assert_eq!((trial.task.state().as_str(), trial.task.approval.clone().unwrap().hash), ("IN_REVIEW", hash));
         trial.decide("key:carol", REVIEWER, true);
         trial.job_ended("publish", "completed", json!({"result": null}));
@@ -301,7 +301,7 @@ mod content_review {
     }
 
     #[test]
-    fn a_request_expires_and_that_never_approves() {
+    fn an_expired_request_does_not_approve_the_text() {
         let definition = example("content-review");
         let mut trial = text(&definition);
         trial.decide("key:bob", REVIEWER, true);
@@ -355,7 +355,7 @@ mod content_review {
 }
 
 #[test]
-fn a_definition_of_the_examples_is_the_same_as_json() {
+fn the_examples_have_the_same_hash_as_yaml_and_as_json() {
     for name in crate::support::EXAMPLES {
         let machine = example(name);
         assert_eq!(definition(&machine.source.to_string()).hash, machine.hash, "{name}");

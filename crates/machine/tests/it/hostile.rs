@@ -53,7 +53,7 @@ fn aliases_cannot_expand_beyond_the_limits() {
 }
 
 #[test]
-fn an_alias_means_what_it_stands_for() {
+fn an_alias_is_replaced_by_its_value() {
     let text = "machine: m\nversion: 1\nevents: {go: {}}\ninitial: A\nstates:\n  \
                 A: {deadline: &limit {total: 1h, to: Z}, on: {go: B}}\n  B: {deadline: *limit, on: {go: Z}}\n  Z: {final: true}\n";
     let machine = definition(text);
@@ -206,7 +206,7 @@ fn references_and_patterns_of_schemas_have_limits() {
 }
 
 #[test]
-fn expressions_that_nest_without_brackets_are_refused() {
+fn deeply_nested_expressions_are_refused() {
     for expression in [
         format!("ctx{}", ".a".repeat(1_000)),
         format!("1{}", "+1".repeat(1_000)),

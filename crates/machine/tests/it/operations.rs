@@ -132,7 +132,7 @@ fn a_migrated_task_drops_its_earlier_timers_approvals_and_jobs() {
 }
 
 #[test]
-fn a_migration_runs_entry_actions_only_if_it_should() {
+fn a_migration_runs_entry_actions_if_requested() {
     let (first, second) = (definition(FIRST), second());
     let mut trial = Trial::new(&first, json!({}));
     trial.event("pay", json!({"amount": 5}));
@@ -162,7 +162,7 @@ fn a_task_that_cannot_move_stays_as_it_is() {
 }
 
 #[test]
-fn an_outer_state_is_mapped_for_the_states_inside_it() {
+fn the_mapping_of_an_outer_state_applies_to_the_states_inside_it() {
     let (first, second) = (definition(FIRST), second());
     let outer = migration(second.clone(), &[("OPEN", "START")], true);
     assert_eq!(second.states[outer.target("OPEN.WAITING").unwrap()].name, "START");

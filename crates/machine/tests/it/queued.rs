@@ -129,7 +129,7 @@ fn a_queued_task_moves_to_another_version_and_starts_there() {
 }
 
 #[test]
-fn a_fault_at_the_start_of_a_queued_task_ends_it_visibly() {
+fn an_error_at_the_start_of_a_queued_task_fails_it() {
     let definition = definition(BATCH);
     let trial = queued(&definition);
     let broken = crate::support::definition(&BATCH.replace("entered: 'true'", "entered: 'ctx.missing.field'"));

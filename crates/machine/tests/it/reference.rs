@@ -21,7 +21,7 @@ pub const CANCELLED: &str = "CANCELADA";
 const HEARTBEAT: &str = "resultado.estado_actualizado";
 const MINUTE_MS: i64 = 60_000;
 const DAY_MS: i64 = 24 * 60 * MINUTE_MS;
-/// Events that may wait.
+/// How many events may wait.
 const MAX_WAITING: usize = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl Model {
         answer
     }
 
-    /// Says what happens to an event that the state does not handle.
+    /// Returns what happens to an event that the state does not handle.
     fn unexpected(&self, message: &Message) -> Answer {
         let is_result_of_past_phase = matches!(
             (self.state, message.kind.as_str()),
@@ -209,7 +209,7 @@ impl Model {
         }
     }
 
-    /// A person decides about the plan.
+    /// Applies the decision of a person about the plan.
     pub fn decide(&mut self, approve: bool, now_ms: i64) -> Answer {
         if self.state != DECIDING {
             return Answer::Rejected;
@@ -226,7 +226,7 @@ impl Model {
         Answer::Applied
     }
 
-    /// The language model has answered, or cannot.
+    /// Applies the end of the job of the language model, whether it has answered or not.
     pub fn review(&mut self, now_ms: i64) {
         if self.state == REVIEWING {
             self.enter(STARTING, now_ms);

@@ -113,7 +113,7 @@ fn an_unexpected_event_is_deferred_ignored_or_rejected() {
     assert_eq!(trial.event("no", json!({})), Outcome::Rejected);
     assert_eq!(trial.event("later", json!({})), Outcome::Deferred);
     trial.event("try", json!({"n": 20}));
-    assert_eq!(trial.task.state(), "A", "the deferred event followed at once");
+    assert_eq!(trial.task.state(), "A", "the deferred event was applied immediately afterwards");
     let outcomes: Vec<(&str, Outcome)> =
         trial.records.iter().map(|record| (record.event.as_str(), record.outcome)).collect();
     assert_eq!(
@@ -139,7 +139,7 @@ fn at_most_a_hundred_events_wait() {
 }
 
 #[test]
-fn limits_of_transitions_and_data_hold() {
+fn limits_on_transitions_and_data_are_enforced() {
     let definition = definition(GUARDED);
     let mut trial = Trial::new(&definition, json!({}));
     for _ in 0..2 {
@@ -233,7 +233,7 @@ counters: {rounds: 3}
 }
 
 #[test]
-fn a_fault_of_the_machine_itself_ends_the_task_visibly() {
+fn an_error_in_the_machine_itself_fails_the_task() {
     let definition = definition(
         "
 machine: faulty
@@ -253,7 +253,7 @@ states:
 }
 
 #[test]
-fn a_step_changes_neither_the_task_nor_the_result_of_the_same_step() {
+fn a_step_is_repeatable_and_does_not_change_its_input() {
     let definition = definition(GUARDED);
     let trial = Trial::new(&definition, json!({}));
     let before = trial.task.clone();
@@ -277,12 +277,12 @@ fn a_task_says_what_it_waits_for() {
     trial.event("try", json!({"n": 3}));
     trial.event("later", json!({}));
     let reasons = why(&definition, &trial.task, trial.now);
-    let said: Vec<(&str, &str)> = reasons.iter().map(|reason| (reason.code, reason.message.as_str())).collect();
-    assert_eq!(said[0], ("event", "it waits for try, big"));
-    assert!(said[1].0 == "timer" && said[1].1.starts_with("its lifetime ends at "), "{said:?}");
+    let shown: Vec<(&str, &str)> = reasons.iter().map(|reason| (reason.code, reason.message.as_str())).collect();
+    assert_eq!(shown[0], ("event", "it waits for try, big"));
+    assert!(shown[1].0 == "timer" && shown[1].1.starts_with("its lifetime ends at "), "{shown:?}");
     let condition = "the condition \"event.n > 10\" is false; the condition \"event.n > 5\" is false";
-    assert_eq!(said[2], ("deferred", format!("try from key:service is deferred: {condition}").as_str()));
-    assert_eq!(said[3], ("deferred", "later from key:service is deferred: A does not handle it"));
+    assert_eq!(shown[2], ("deferred", format!("try from key:service is deferred: {condition}").as_str()));
+    assert_eq!(shown[3], ("deferred", "later from key:service is deferred: A does not handle it"));
     trial.apply(Input::Cancel { actor: "key:a".into(), reason: None });
     assert_eq!(why(&definition, &trial.task, trial.now)[0].message, "it has ended in A");
 }

@@ -1,4 +1,4 @@
-//! The queue over a real Redis.
+//! Tests the queue with a real Redis.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue must say where")]
 

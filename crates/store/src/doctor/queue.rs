@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{Cell, file_of};
 use crate::{LaneId, Result, postgres, sqlite};
 
-/// Maximum number of jobs of one kind that are read.
+/// Maximum number of ready jobs, and of delayed jobs, that are read.
 const MAX_ENTRIES: usize = 1_000_000;
 
 /// The jobs that wait in the queue of the database.
@@ -33,7 +33,7 @@ pub async fn queue_entries(url: &str) -> Result<QueueEntries> {
 /// A statement, and the function that handles each of its rows.
 pub(crate) type QueueStep = (String, fn(&mut QueueEntries, &[Cell]));
 
-/// Returns the statements, which both databases understand.
+/// Returns the statements that read the queue. Both databases understand them.
 pub(crate) fn queue_steps() -> [QueueStep; 3] {
     let limited = |sql: &str| format!("{sql} LIMIT {}", MAX_ENTRIES + 1);
     [

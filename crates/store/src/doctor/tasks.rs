@@ -1,9 +1,9 @@
 //! The invariants of machines and tasks.
 //!
-//! Every definition is readable and has its hash. Every task that has not ended has the timers that its states need, so
-//! it cannot wait forever; its columns agree with its body; its history has no gap and ends in its state; its jobs have
-//! no later epoch than the task. One query returns each task, then its records, then its jobs, so that one task at a
-//! time is in memory.
+//! Every definition is readable and matches its stored hash. Every task that has not ended has the timers that its
+//! states need, so it cannot wait forever; its columns agree with its body; its history has no gap and ends in its
+//! state; its jobs have no later epoch than the task. One query returns each task, then its records, then its jobs, so
+//! that one task at a time is in memory.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
-//! The names of an application's outbox: tables, columns, lock.
+//! How Faena reads an application's outbox: the names of tables and columns, the lock, and the size of a batch.
 
 use std::fmt::Write;
 
-/// The names of an application's outbox. The defaults are those of `faena outbox init-sql`.
+/// Names and settings of an application's outbox. The default names are those of `faena outbox init-sql`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExternalMapping {
     /// `None`: where the search path of the connection finds the tables.
@@ -107,7 +107,7 @@ impl ExternalMapping {
         let table = self.qualified(&self.table);
         let (occurred, dispatched) = (quoted(&columns.occurred_at), quoted(&columns.dispatched_at));
         let mut sql =
-            String::from("-- Messages to publish after commit: insert a row in the transaction that causes it.\n");
+            String::from("-- Messages to publish after commit: insert them in the transaction of the change.\n");
         let mut columns_sql = vec![
             format!("{} uuid PRIMARY KEY DEFAULT gen_random_uuid()", quoted(&columns.id)),
             format!("{} text NOT NULL", quoted(&columns.kind)),
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn the_tables_are_created_with_their_default_names() {
         let sql = ExternalMapping { dead_table: Some("DeadMessages".into()), ..ExternalMapping::default() }.init_sql();
-        let expected = r#"-- Messages to publish after commit: insert a row in the transaction that causes it.
+        let expected = r#"-- Messages to publish after commit: insert them in the transaction of the change.
 CREATE TABLE IF NOT EXISTS "OutboxMessages" (
     "Id" uuid PRIMARY KEY DEFAULT gen_random_uuid(),
     "Type" text NOT NULL,

@@ -6,7 +6,7 @@
 //! under the same id. Ids in `ProcessedEvents` are never published again.
 //!
 //! Only the dispatch time, the attempts and the error of a row are written. If a dead-letter table is configured,
-//! rejected rows are moved to it.
+//! rows that were rejected `MAX_ATTEMPTS` times are moved to it.
 
 mod mapping;
 mod session;
@@ -68,7 +68,7 @@ pub struct ExternalSettled {
 }
 
 impl ExternalOutbox {
-    /// Returns the outbox; the first call connects.
+    /// Returns the outbox without connecting; the first `take` connects.
     pub fn open(url: &str, mapping: ExternalMapping) -> Result<ExternalOutbox> {
         let mut config = connect::config(url).map_err(|_| {
             // Without the text, which may contain a password.
@@ -89,7 +89,7 @@ impl ExternalOutbox {
         self.take_of(None, except).await
     }
 
-    /// Takes rows of one type; other rows are not changed.
+    /// Takes rows as `take` does, but only those of type `kind`, if it is given. Other rows are not changed.
     pub async fn take_of(&mut self, kind: Option<&str>, except: &[String]) -> Result<ExternalTake> {
         bounded(&mut self.session, async |slot: &mut Option<Session>| {
             let mut session = match slot.take() {
@@ -133,7 +133,7 @@ impl ExternalOutbox {
     pub async fn settle(&mut self, ends: &[(String, ExternalEnd)], now: Timestamp) -> Result<ExternalSettled> {
         bounded(&mut self.session, async |slot: &mut Option<Session>| {
             let Some(mut session) = slot.take().filter(|session| session.in_transaction) else {
-                return Err(StoreError::Unavailable("the session has ended; its rows are read again".into()));
+                return Err(StoreError::Unavailable("the session has ended; its rows will be read again".into()));
             };
             let settled = settle(&mut session, ends, now).await?;
             session.commit().await?;
@@ -237,7 +237,7 @@ async fn settle(session: &mut Session, ends: &[(String, ExternalEnd)], now: Time
     let mut abandoned = Vec::new();
     for (id, end) in ends {
         let ExternalEnd::Rejected(reason) = end else { continue };
-        // PostgreSQL cannot store zero bytes.
+        // PostgreSQL cannot store NUL characters.
         let reason = reason.replace('\0', " ");
         let attempts: i64 = client.query_one(&statements.record_rejection, &[id, &reason]).await?.get(0);
         if attempts >= i64::from(MAX_ATTEMPTS) {

@@ -1,4 +1,4 @@
-//! The audit log.
+//! Writes, lists and prunes the audit log.
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -39,7 +39,7 @@ pub async fn add(client: &Object, entry: &AuditEntry, now: Timestamp) -> Result<
     Ok(())
 }
 
-/// Runs `work` and records its actor. A rejected action leaves no entry.
+/// Runs `work` in the name of the entry's actor, and adds the entry to the audit log if `work` succeeds.
 pub async fn run_audited<T>(
     client: &Object,
     entry: Option<AuditEntry>,
@@ -56,13 +56,14 @@ pub async fn run_audited<T>(
     Ok(done)
 }
 
+/// Adds an entry outside of a transaction.
 pub async fn add_alone(shared: &Shared, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     let result = add(&client, entry, now).await;
     client.return_to_pool(result)
 }
 
-/// Number of entries that one round checks, oldest first.
+/// Maximum number of entries that one round checks, oldest first.
 const PRUNE: i64 = 1_000;
 
 /// Deletes entries from before `cutoff`, and bulk actions that finished before it.

@@ -96,7 +96,7 @@ async fn one(client: &Object, which: &str, parameters: &[&(dyn ToSql + Sync)]) -
     client.query_opt(&sql, parameters).await?.as_ref().map(|found| row(found).bulk()).transpose()
 }
 
-/// Signals that follow the commit of a step.
+/// What to do after the commit of a step: send signals, and release the dependents of ended jobs.
 #[derive(Default)]
 struct AfterCommit {
     ended: Vec<JobId>,
@@ -187,7 +187,7 @@ struct BulkJob<'a> {
     id: JobId,
 }
 
-/// Processes one job: rejects it before anything is written, or does everything.
+/// Processes one job: rejects it before anything is written, or applies the whole action.
 async fn act_on(client: &Object, job: BulkJob<'_>, after_commit: &mut AfterCommit, now: Timestamp) -> Result<()> {
     let BulkJob { writes, action, filter, id } = job;
     // Locks the row first, as every change does: what is read afterwards does not change.

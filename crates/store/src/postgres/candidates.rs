@@ -1,4 +1,4 @@
-//! Claims jobs that the external queue has chosen. Skips those whose rows differ.
+//! Claims jobs that the external queue has chosen. Skips jobs that are no longer ready, or not since the same time.
 
 use std::collections::{HashMap, HashSet};
 
@@ -83,8 +83,8 @@ impl Columns {
     }
 }
 
-/// Adds the candidates that are ready to the admission, as many of each lane as it wants. Nothing is locked.
-pub async fn read_heads(
+/// Adds the candidates that are ready to the admission, as many of each lane as it wants. Locks nothing.
+pub async fn read_candidates(
     client: &Object,
     admission: &mut Admission<'_>,
     lanes: &[Lane],

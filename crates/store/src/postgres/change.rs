@@ -320,7 +320,7 @@ async fn patch_in(
     if new_lane != lane {
         client.query_one("SELECT faena.require_lanes($1)", &[&vec![new_lane]]).await?;
     }
-    let (expired_before, labels_before) = (options.expires_at, labels_of(&options));
+    let (expires_at_before, labels_before) = (options.expires_at, labels_of(&options));
     patch.apply_to(&mut options);
     options.name = options.name.filter(|name| *name != old.kind);
     replace_labels(client, id, &labels_before, &labels_of(&options)).await?;
@@ -331,7 +331,7 @@ async fn patch_in(
             &[&new_lane, &text, &patch.payload, &id.0],
         )
         .await?;
-    move_expiry(client, id, expired_before, options.expires_at).await?;
+    move_expiry(client, id, expires_at_before, options.expires_at).await?;
     let key = options.concurrency_key.as_deref().filter(|_| old.keyed);
     let moved = move_patched(client, id, (lane, new_lane), state, patch.scheduled_at, key, now).await?;
     let mut deltas = Deltas::default();
@@ -510,8 +510,8 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<AfterCo
     Ok(after_commit)
 }
 
-/// Deletes everything that belongs to finished jobs besides their row in `done` or `ended`. Returns the signals to send after
-/// the commit.
+/// Deletes everything that belongs to jobs, except their rows in the tables that contain their state. Returns the
+/// signals to send after the commit.
 pub async fn remove(client: &Object, ids: &[Uuid]) -> Result<Vec<Signal>> {
     let removed: Vec<(Uuid, JobExit)> = ids.iter().map(|id| (*id, JobExit::Deleted)).collect();
     let signals = clean_up(client, &removed).await?;

@@ -16,13 +16,13 @@ use crate::{
     sql::sql,
 };
 
-/// Deletes the rows that the fast path does not delete, writes the webhooks of finished jobs, marks that tasks can continue, and
-/// returns the signals to send after the commit.
+/// Deletes the rows that only some jobs have (start, cancel request, keys, expiry), writes the webhooks of finished
+/// jobs, marks that tasks can continue, and returns the signals to send after the commit.
 ///
-/// The rows of finished jobs in `done` or `ended` must exist, because the webhooks read them. A requeued job gets its expiry back:
-/// that row is deleted if its time passes during a run.
+/// The rows of finished jobs in `done` or `ended` must exist, because the webhooks read them. A requeued job gets its
+/// row in `expiry` again, because that row is deleted if the job's expiry time passes during a run.
 ///
-/// Jobs are put into key queues only after this: keys are locked before key queues.
+/// Callers put jobs into key queues only after this call, because keys are locked before key queues.
 pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<Signal>> {
     let all: Vec<Uuid> = jobs.iter().map(|(id, _)| *id).collect();
     let finished: HashSet<Uuid> =
@@ -64,7 +64,7 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
             rows.1.push(id);
         }
     }
-    let opened = release_key(client, &keys_in_flight).await?;
+    let opened = release_keys(client, &keys_in_flight).await?;
     if !keys.0.is_empty() {
         client
             .execute(
@@ -115,15 +115,16 @@ pub async fn clean_up(client: &Object, jobs: &[(Uuid, JobExit)]) -> Result<Vec<S
 
 /// Releases the keys of jobs that are no longer in flight, opens the key queues of these keys, and returns their lanes.
 ///
-/// A claim closes a key queue only while it has the lock of the key, and after it has counted; so none is closed by a claim
-/// that has not seen this end. A claim never waits for this lock, and these locks are taken in order.
-async fn release_key(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
+/// A claim closes a key queue only while it has the lock of the key, and after it has counted the jobs in flight. So no
+/// claim closes a key queue because of a job that this call releases. A claim never waits for the lock of a key, and
+/// this function takes the locks in the order of the keys, so neither can cause a deadlock.
+async fn release_keys(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> Result<Vec<LaneId>> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }
     let released = client
         .prepare_cached(
-            // A subquery that cannot become a join: each is one index lookup.
+            // The planner cannot turn this subquery into a join, so each is one index lookup.
             "SELECT DISTINCT u.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
              WHERE (SELECT 1 FROM faena.key_in_flight h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
         )

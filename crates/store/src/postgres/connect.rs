@@ -11,9 +11,9 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::hosts::Hosts;
 use crate::{Cause, Result, StoreError, StoreOptions, migrate};
 
-/// Enough for the batchers, a claim, the loops and a few concurrent readers.
+/// Size of the pool: enough for the batchers, a claim, the loops and a few concurrent readers.
 const CONNECTIONS: usize = 12;
-/// Limit for a TCP connection, unless the URL has `connect_timeout`.
+/// Time limit for opening a TCP connection, unless the URL has `connect_timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads a URL without adding defaults.

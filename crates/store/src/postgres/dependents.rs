@@ -197,7 +197,7 @@ async fn release(
             &[parents, children],
         )
         .await?;
-    let stay: Vec<Uuid> = cancelled.keys().copied().collect();
+    let to_cancel: Vec<Uuid> = cancelled.keys().copied().collect();
     let rows = client
         .query(
             sql!(
@@ -207,7 +207,7 @@ async fn release(
                AND NOT EXISTS (SELECT FROM faena.dependency d WHERE d.child = j.id)
              RETURNING w.id, w.lane, j.options"
             ),
-            &[children, &stay],
+            &[children, &to_cancel],
         )
         .await?;
     let mut ready = QueueRows::default();

@@ -25,7 +25,7 @@ const CLAIMED: &str = "claimed (run, owner, id) AS MATERIALIZED (SELECT run, own
 const MAX_CLOCK_SKEW_MS: i64 = 2_000;
 /// Age of a transaction from which it is reported: it prevents vacuum from removing old row versions.
 const OLD_TRANSACTION_MS: i64 = 300_000;
-/// Number of times a repair is retried after a lock conflict with a server.
+/// Maximum number of times a repair is retried after a lock conflict with a server.
 const MAX_RETRIES: usize = 5;
 /// Shard of the counters that repairs add to. Servers use 0 and above.
 const SHARD: i16 = -1;
@@ -51,7 +51,7 @@ pub async fn inspect(url: &str, now: Timestamp, progress: Progress<'_>) -> Resul
         return Ok(old);
     }
     client.batch_execute("LISTEN faena_doctor").await?;
-    // Before the snapshot, which is an old transaction itself once it has run for a while.
+    // Checked before the snapshot begins, because a long inspection is an old transaction itself.
     check_sessions(&client, now, &mut findings).await?;
     client
         .batch_execute(
@@ -184,7 +184,7 @@ async fn check_partitions(
     Ok(())
 }
 
-/// Streams the rows, so that a million logs are never in memory together.
+/// Calls `take` with each row. Streams the rows, so that a million logs are never in memory together.
 async fn for_each(client: &Object, sql: &str, mut take: impl FnMut(&[Cell])) -> Result<()> {
     let none: [&(dyn tokio_postgres::types::ToSql + Sync); 0] = [];
     let stream = client.query_raw(sql, none).await?;
@@ -269,7 +269,8 @@ fn entry(code: &str, count: u64) -> AuditEntry {
     }
 }
 
-/// PostgreSQL: servers may be running. Their writes wait during a repair, so that nothing changes between its reads and writes.
+/// Applies a repair. Servers may be running; their writes wait, so that nothing changes between the reads and writes of
+/// the repair.
 async fn fix_alone(shared: &Shared, code: &str, fix: &Fix, now: Timestamp) -> Result<u64> {
     let client = shared.client().await?;
     client
@@ -317,13 +318,13 @@ async fn fix_in(client: &Object, fix: &Fix, now: Timestamp) -> Result<u64> {
             Ok(count)
         }
         Fix::Tasks => {
-            let (mut repair, mut made) = (TaskRepair::default(), Vec::new());
+            let (mut repair, mut statements) = (TaskRepair::default(), Vec::new());
             for_each(client, tasks::MACHINES, |row| repair.add_machine(row)).await?;
-            for_each(client, tasks::ALL_TASKS, |row| made.extend(repair.statement(&dialect, row))).await?;
-            for sql in &made {
+            for_each(client, tasks::ALL_TASKS, |row| statements.extend(repair.statement(&dialect, row))).await?;
+            for sql in &statements {
                 client.execute(sql, &[]).await?;
             }
-            Ok(made.len() as u64)
+            Ok(statements.len() as u64)
         }
         Fix::Recount => {
             let sql = format!(

@@ -118,7 +118,7 @@ async fn next_expiry_at(shared: &Shared) -> Result<Option<Timestamp>> {
     client.return_to_pool(next)
 }
 
-/// Fails expired jobs. Returns how many were read, and which have expired.
+/// Fails expired jobs. Returns how many rows of `expiry` were read, and which jobs have expired.
 async fn expire_in(
     client: &Object,
     shard: i16,
@@ -144,7 +144,7 @@ async fn expire_in(
             continue;
         };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
-        // A worker has just claimed it, so it may run.
+        // A job that a worker has just claimed may run.
         let Some(dequeued) = dequeue(client, lane, id).await? else { continue };
         let error = format!("expired at {}", Timestamp::from_ms(at));
         let reason = ErrorReason::Expired.as_str();
@@ -227,7 +227,7 @@ async fn fail_unhandled_in(
     Ok((failed, after_commit))
 }
 
-/// Checks the parents of jobs that were not released.
+/// Releases blocked jobs whose parents have ended, in case an earlier release missed them.
 async fn check_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut DueResult) -> Result<()> {
     let client = shared.begin().await?;
     let result = async {
@@ -276,7 +276,7 @@ async fn check_parents(shared: &Shared, limit: usize, now: Timestamp, due: &mut 
 const DAY_MS: i64 = 24 * 3_600_000;
 const DAYS_AHEAD: i64 = 3;
 
-/// Creates one partition of `done` per day (UTC), for today and the coming days. Safe on every node at the same time.
+/// Creates one partition of `done` per day (UTC), for today and the coming days. All nodes may do this concurrently.
 pub async fn make_partitions(shared: &Shared, now: Timestamp) -> Result<()> {
     let client = shared.client().await?;
     make_coming_partitions(&client, now).await?;
@@ -318,7 +318,7 @@ pub async fn make_partition(client: &Object, from: i64) -> Result<()> {
     Ok(())
 }
 
-/// Returns the partitions that must exist: of today and the coming days.
+/// Returns the partitions that must exist: those of today and the coming days.
 pub fn coming_partitions(now: Timestamp) -> impl Iterator<Item = String> {
     (0..=DAYS_AHEAD).map(move |day| partition_name((now.as_ms().div_euclid(DAY_MS) + day) * DAY_MS))
 }
@@ -340,7 +340,7 @@ pub async fn prune(shared: &Shared, retention: &Retention, limit: usize, now: Ti
 }
 
 async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize> {
-    // Only index lookups; a planner that knows nothing about a fresh partition would read it whole.
+    // Forces index lookups: the planner has no statistics of a fresh partition and would scan all of it.
     client.batch_execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off").await?;
     let mut rows = prune_done(client, now.plus_ms(-retention.completed_ms), limit).await?;
     for (state, tally, keep_ms) in [

@@ -91,11 +91,11 @@ async fn store(shared: &Shared, shard: i16, works: &[Work]) -> Result<(Vec<Vec<U
     runs.sort_unstable();
     runs.dedup();
     let client = shared.client().await?;
-    // The claim is the fence: a release begins by deleting the claim, which waits for this lock.
+    // No claim is released meanwhile: a release begins by deleting the claim, which waits for this lock.
     let lock = client
         .prepare_cached("SELECT run, claimed_at, check_each FROM faena.claim WHERE run = ANY($1) FOR KEY SHARE")
         .await?;
-    // Only single-row lookups; without statistics the planner would scan whole tables.
+    // This transaction only looks up single rows; without these settings the planner might scan whole tables.
     let begin = client.batch_execute(BEGIN_CLAIM);
     let (begun, rows) = futures_util::future::join(begin, client.query(&lock, &[&runs])).await;
     begun?;
@@ -229,13 +229,13 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
     let mut deltas = Deltas::default();
     let (completed, mut not_completed): (Vec<RunEnd>, Vec<RunEnd>) =
         ends.into_iter().partition(|end| matches!(end.outcome, RunOutcome::Completed { .. }));
-    let mut records = Vec::new();
+    let mut exits = Vec::new();
     effects.written = put_done(client, &completed, since, &mut deltas).await?;
     for end in completed.iter().filter(|end| effects.written.contains(&key(end))) {
         effects.finished.push(end.id.0);
         effects.freed_lanes.push(end.lane);
         if end.may_have_other_rows || shared.lanes.any_keyed([end.lane]) {
-            records.push((end.id.0, JobExit::Finished));
+            exits.push((end.id.0, JobExit::Finished));
         }
     }
     let mut ready = QueueRows::default();
@@ -248,10 +248,10 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
         ready = put_not_completed(client, &not_completed, &mut deltas, &mut effects).await?;
         effects.freed_lanes.extend(not_completed.iter().map(|end| end.lane));
         // Only completions trust `may_have_other_rows`; for all other ends, the reporter may not know about everything that is stored.
-        records.extend(not_completed.iter().map(|end| (end.id.0, JobExit::of(end.outcome.state()))));
+        exits.extend(not_completed.iter().map(|end| (end.id.0, JobExit::of(end.outcome.state()))));
     }
-    if !records.is_empty() {
-        effects.signals = clean_up(client, &records).await?;
+    if !exits.is_empty() {
+        effects.signals = clean_up(client, &exits).await?;
     }
     ready.put_ready(client, false).await?;
     super::submit::apply(client, shard, &deltas).await?;
@@ -276,15 +276,15 @@ async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result
 
 /// Turns ends that would requeue a job into cancellations, if that was requested.
 async fn apply_cancel_requests(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
-    let returning: Vec<Uuid> = ends
+    let requeued: Vec<Uuid> = ends
         .iter()
         .filter(|end| matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::Released))
         .map(|end| end.id.0)
         .collect();
-    if returning.is_empty() {
+    if requeued.is_empty() {
         return Ok(());
     }
-    let rows = client.query("SELECT id, reason FROM faena.cancel_request WHERE id = ANY($1)", &[&returning]).await?;
+    let rows = client.query("SELECT id, reason FROM faena.cancel_request WHERE id = ANY($1)", &[&requeued]).await?;
     let requests: HashMap<Uuid, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     for end in ends {
         if matches!(end.outcome, RunOutcome::Retry { .. } | RunOutcome::Released)
@@ -297,7 +297,7 @@ async fn apply_cancel_requests(client: &Object, ends: &mut [RunEnd]) -> Result<(
     Ok(())
 }
 
-/// Writes completions with one statement that skips runs that have ended, and returns what was written.
+/// Writes completions with one statement that skips runs that have ended. Returns the runs that it has written.
 ///
 /// `done` is searched only from the day on which the first of these runs began.
 async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Deltas) -> Result<HashSet<Key>> {
@@ -308,7 +308,7 @@ async fn put_done(client: &Object, ends: &[RunEnd], since: i64, deltas: &mut Del
     let columns = DoneColumns::of(ends.iter());
     let statement = client
         .prepare_cached(
-            // Subqueries that cannot become joins: each is one index lookup.
+            // The planner cannot turn these subqueries into joins, so each is one index lookup.
             sql!("INSERT INTO faena.done (lane, id, finished_at, run, retry_count, started_at, worker, result, log)
              SELECT * FROM unnest($1::int4[], $2::uuid[], $3::int8[], $4::int8[], $5::int2[], $6::int8[], $7::uuid[],
                                   $8::text[], $9::text[])

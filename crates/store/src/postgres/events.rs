@@ -50,7 +50,7 @@ pub async fn subscribe(shared: &Shared, subscriptions: &[EventSubscription], now
 
 async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now: Timestamp) -> Result<bool> {
     lock_subscriptions(client).await?;
-    for subscribe in subscriptions {
+    for subscription in subscriptions {
         let row = client
             .query_one(
                 "INSERT INTO faena.subscription AS s (name, queued, park, until) VALUES ($1, $2, $3, $4)
@@ -58,10 +58,10 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
                      until = greatest(s.until, excluded.until)
                  RETURNING id",
                 &[
-                    &storable(&subscribe.name),
-                    &subscribe.mode.is_queued(),
-                    &subscribe.mode.parks(),
-                    &subscribe.until.as_ms(),
+                    &storable(&subscription.name),
+                    &subscription.mode.is_queued(),
+                    &subscription.mode.parks(),
+                    &subscription.until.as_ms(),
                 ],
             )
             .await?;
@@ -73,10 +73,10 @@ async fn subscribe_in(client: &Object, subscriptions: &[EventSubscription], now:
                 &[&id],
             )
             .await?;
-        let patterns: Vec<String> = subscribe.types.iter().map(|kind| like(kind)).collect();
+        let patterns: Vec<String> = subscription.types.iter().map(|kind| like(kind)).collect();
         // The types of a sink replace its earlier ones. A subscription of readers keeps its earlier types, because
         // several readers share it.
-        if let SubscriptionMode::Queue(_) = subscribe.mode {
+        if let SubscriptionMode::Queue(_) = subscription.mode {
             client
                 .execute(
                     "DELETE FROM faena.subscription_pattern WHERE subscription = $1 AND NOT pattern = ANY($2)",

@@ -27,7 +27,7 @@ impl HistoryStore for Postgres {
     }
 }
 
-/// Key of the lock under which one node at a time records: "hist" in ASCII.
+/// Takes the lock under which one node at a time records. Its key is "hist" in ASCII.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(x'68697374'::bigint)";
 
 async fn record(shared: &Shared, timings: &[TimingCount], now: Timestamp) -> Result<usize> {

@@ -34,7 +34,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::connect;
 use crate::Result;
 
-/// Time to connect to the only host, and to each of several. `connect_timeout` of the URL takes precedence.
+/// Time limit for connecting to the only host, and to each of several. `connect_timeout` of the URL takes precedence.
 const ONE_HOST: Duration = Duration::from_secs(5);
 const EACH_HOST: Duration = Duration::from_secs(2);
 /// Minimum time between two disconnections from a read-only server. Without it, a read-only server that is the only one would cost
@@ -97,7 +97,7 @@ impl Hosts {
     }
 
     /// Returns whether sessions must accept writes.
-    pub fn need_writable(&self) -> bool {
+    pub fn needs_writable(&self) -> bool {
         self.0.hosts[0].get_target_session_attrs() == TargetSessionAttrs::ReadWrite
     }
 
@@ -106,7 +106,8 @@ impl Hosts {
         self.0.timeout * u32::try_from(self.0.hosts.len()).unwrap_or(u32::MAX)
     }
 
-    /// Changes whenever the connections were closed because their server was replaced or has become read-only.
+    /// Returns a counter of the times that all connections were closed, because their server was replaced or has become
+    /// read-only.
     pub fn disconnections(&self) -> watch::Receiver<u64> {
         self.0.disconnections.subscribe()
     }
@@ -122,7 +123,7 @@ impl Hosts {
         }
     }
 
-    /// Closes all connections because another host is in use now.
+    /// Records that `host` is in use. Closes all connections if another host was in use before.
     pub fn move_to(&self, host: usize) {
         if self.0.current.swap(host, Ordering::Relaxed) != host {
             tracing::warn!(host = %address(&self.0.hosts[host]), "connected to another database host");
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn with_several_hosts_the_session_must_accept_writes_unless_the_url_says_otherwise() {
-        let needs = |url: &str| Hosts::new(url).expect("a valid URL").need_writable();
+        let needs = |url: &str| Hosts::new(url).expect("a valid URL").needs_writable();
         assert!(needs("postgres://u@a,b/d"));
         assert!(needs("postgres://u@a/d?target_session_attrs=read-write"));
         assert!(!needs("postgres://u@a/d"));

@@ -67,7 +67,8 @@ pub async fn create_task(
 
 /// Records a message. Returns whether it is the first with its id.
 ///
-/// If another transaction is recording the same message, PostgreSQL waits for its end. If it rolls back, this is the first.
+/// If another transaction is recording the same message, PostgreSQL waits for its end. If that transaction rolls back,
+/// this message is the first.
 async fn record_message(client: &Object, consumer: &str, message: &str, now: Timestamp) -> Result<bool> {
     let sql = "INSERT INTO faena.inbox (consumer, id, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
     Ok(client.execute(sql, &[&consumer, &message, &now.as_ms()]).await? > 0)

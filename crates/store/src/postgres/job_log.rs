@@ -1,4 +1,4 @@
-//! Stores log entries, steps and rejected reports of a job, within limits.
+//! Stores log entries and rejected reports of a job, and limits its log, steps and attempts.
 
 use deadpool_postgres::Object;
 use faena_domain::{JobId, LogLine, Run, Timestamp};

@@ -32,6 +32,7 @@ pub const KEYS: &str = "SELECT h.id IS NOT NULL, h.options,
      LEFT JOIN faena.bucket b ON b.key = l.key
      ORDER BY l.n";
 
+/// Reads the first jobs of each key queue, up to the requested number.
 pub const KEY_QUEUE_HEADS: &str = "SELECT l.lane, l.key, r.ready_at, r.id
      FROM unnest($1::int4[], $2::int8[], $3::int8[]) AS l(lane, key, count)
      CROSS JOIN LATERAL (

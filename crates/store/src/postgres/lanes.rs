@@ -1,4 +1,4 @@
-//! Lanes: creating and reclaiming them.
+//! Creates and reclaims lanes.
 //!
 //! Each node caches lanes, so a reclaimed lane may be in use by another node. Every transaction that adds jobs to lanes
 //! checks that they are not retired (`faena.require_lanes`), and fails otherwise; the node loads the lanes again and
@@ -38,7 +38,8 @@ impl LaneStore for Postgres {
     }
 }
 
-/// Retiring is one statement, and the deletion follows minutes later, so more lanes are retired than deleted at a time.
+/// How many times more lanes one call retires than it deletes: a lane is deleted minutes after it is retired, and
+/// retiring takes one statement for any number of lanes.
 const RETIRED_AHEAD: usize = 10;
 
 async fn used(shared: &Shared) -> Result<usize> {
@@ -58,7 +59,7 @@ async fn reclaim(shared: &Shared, limit: usize) -> Result<usize> {
     Ok(deleted.len())
 }
 
-/// Returns the lanes that were deleted.
+/// Retires and deletes empty lanes. Returns the lanes that were deleted.
 async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Vec<LaneId>> {
     // Everything that adds or removes lanes takes this lock. If another node has it, that node reclaims.
     let locked: bool = client.query_one("SELECT pg_try_advisory_xact_lock(x'6661656e62'::bigint)", &[]).await?.get(0);
@@ -73,8 +74,8 @@ async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Ve
     let used: Vec<LaneId> = retired.iter().copied().filter(|id| !is_empty.contains(id)).collect();
     client.execute("UPDATE faena.lane SET retired = false, fence = NULL WHERE id = ANY($1)", &[&used]).await?;
     let deleted = delete(client, &lanes, limit).await?;
-    // In this order, so that each step needs a separate transaction: a transaction that saw the lane in use before it
-    // was retired has an id below the fence, which is read after the commit that retired the lane.
+    // The last step comes first, so that one transaction takes a lane through one step only. The fence is read after
+    // the commit that retired the lane, so every transaction that still saw the lane in use has an id below the fence.
     client
         .execute(
             "UPDATE faena.lane SET fence = pg_snapshot_xmax(pg_current_snapshot()) WHERE retired AND fence IS NULL",
@@ -190,5 +191,5 @@ async fn create(shared: &Shared, names: Vec<LaneName<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// SQLSTATE of `faena.put_lanes`.
+/// SQLSTATE with which `faena.put_lanes` fails if there would be too many lanes.
 const TOO_MANY_LANES: &str = "FA002";

@@ -1,4 +1,4 @@
-//! Claims of lanes with limits or keys.
+//! Claims jobs of lanes with limits or keys.
 //!
 //! Limits are exact over all nodes. For a limit of the system, a queue or a type, the claim locks the row of the limit and counts
 //! the jobs in flight in a later statement, so it sees every earlier claim; a job whose end is not committed counts as in flight.
@@ -27,7 +27,7 @@ use crate::{
     sql::sql,
 };
 
-/// Locks the limits of some scopes.
+/// Locks and reads the limits of the given scopes.
 pub const LOCK_LIMITS: &str =
     "SELECT r.scope, r.name, r.concurrency, r.rate_count, r.rate_period_ms, r.tokens, r.tokens_at, r.origin, r.changed_at,
             r.changed_by, r.reached_at
@@ -91,31 +91,31 @@ pub async fn claim(
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Vec<LimitedClaim>> {
-    let mut open: Vec<ClaimRequest> = group
+    let mut remaining: Vec<ClaimRequest> = group
         .requests
         .iter()
         .map(|(at, lanes)| ClaimRequest { lanes: lanes.clone(), ..requests[*at].clone() })
         .collect();
     let mut claims: Vec<LimitedClaim> = Vec::new();
-    claims.resize_with(open.len(), LimitedClaim::default);
+    claims.resize_with(remaining.len(), LimitedClaim::default);
     for _ in 0..ROUNDS {
-        let served = match shared.retrying(|| serve(shared, &open, rules, now)).await {
+        let served = match shared.retrying(|| serve(shared, &remaining, rules, now)).await {
             Ok(served) => served,
             // The claims of the earlier rounds are committed.
             Err(_) if claims.iter().any(|limited| !limited.claim.jobs.is_empty()) => break,
             Err(error) => return Err(error),
         };
-        for ((limited, request), more) in claims.iter_mut().zip(&mut open).zip(served.claims) {
-            let LimitedClaim { claim: mut more, prefetch_limited } = more;
+        for ((limited, request), next) in claims.iter_mut().zip(&mut remaining).zip(served.claims) {
+            let LimitedClaim { claim: mut next, prefetch_limited } = next;
             let claim = &mut limited.claim;
             limited.prefetch_limited = prefetch_limited;
-            request.limit = request.limit.saturating_sub(more.jobs.len());
-            request.idle_slots = request.idle_slots.saturating_sub(more.jobs.len());
-            claim.jobs.append(&mut more.jobs);
-            claim.limited = more.limited;
-            claim.rejected = more.rejected && claim.jobs.is_empty();
+            request.limit = request.limit.saturating_sub(next.jobs.len());
+            request.idle_slots = request.idle_slots.saturating_sub(next.jobs.len());
+            claim.jobs.append(&mut next.jobs);
+            claim.limited = next.limited;
+            claim.rejected = next.rejected && claim.jobs.is_empty();
         }
-        if !served.more || open.iter().all(|request| request.limit == 0) {
+        if !served.more || remaining.iter().all(|request| request.limit == 0) {
             break;
         }
     }
@@ -155,7 +155,8 @@ async fn serve_in(
     Ok(served)
 }
 
-/// Begins the transaction: locks the worker (if there is one) and the limits, then counts what is in flight.
+/// Begins the transaction: locks the worker (if there is one) and the limits, then counts the jobs in flight. Returns
+/// the limits, and whether the worker is still registered.
 async fn begin(
     client: &Object,
     requests: &[ClaimRequest],
@@ -235,7 +236,7 @@ async fn serve_singles(
     }
     for LaneShare { request, lane, quota } in shares {
         claim_limits.release(lane, quota - claims[request].jobs.len().min(quota));
-        // It got all that the limits allow, so the lane may have more jobs.
+        // The request got all jobs that the limits allow, so the lane may have more.
         if quota < requests[request].limit && claims[request].jobs.len() == quota && !claims[request].rejected {
             let limited = claim_limits.mark_limited(lane);
             claims[request].limited.push(limited);
@@ -307,7 +308,7 @@ async fn select_jobs(
     let mut selection = Selection::default();
     let (keyed, plain): (Vec<Lane>, Vec<Lane>) = admission.open_lanes().into_iter().partition(|lane| lane.keyed);
     match &request.candidates {
-        Some(chosen) => candidates::read_heads(client, admission, &plain, chosen).await?,
+        Some(chosen) => candidates::read_candidates(client, admission, &plain, chosen).await?,
         None => read_heads(shared, client, admission, &plain).await?,
     }
     if !keyed.is_empty() {

@@ -269,7 +269,7 @@ pub async fn ids_by_lane(
     range: Range,
     wanted: usize,
 ) -> Result<Vec<JobId>> {
-    let newest = |table: &str, state: &str| {
+    let first_ids = |table: &str, state: &str| {
         format!(
             "SELECT x.id FROM unnest($1::int4[]) AS l(lane) CROSS JOIN LATERAL (
                  SELECT id FROM faena.{table} WHERE lane = l.lane {state} AND id < $2 AND id >= $3 ORDER BY id {order} LIMIT $4) x
@@ -279,10 +279,10 @@ pub async fn ids_by_lane(
     };
     let mut ids = Vec::new();
     for (tally, sql) in query.queries(
-        &newest("ready", ""),
-        |state| newest("waiting", &format!("AND state = {state}")),
-        &newest("done", ""),
-        |state| newest("ended", &format!("AND state = {state}")),
+        &first_ids("ready", ""),
+        |state| first_ids("waiting", &format!("AND state = {state}")),
+        &first_ids("done", ""),
+        |state| first_ids("ended", &format!("AND state = {state}")),
     ) {
         let lanes = lists::with_jobs(lanes, tally, counts);
         if lanes.is_empty() {

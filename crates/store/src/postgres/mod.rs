@@ -127,7 +127,8 @@ const SUBMITTERS: usize = 2;
 const REPORTERS: usize = 2;
 /// Number of connections that apply inputs to tasks: while one waits for its commit, the other plans.
 const TASK_WRITERS: usize = 2;
-/// The end of a job with a key takes the lock of the key, and by default PostgreSQL has room for 6 400 locks of all sessions.
+/// Maximum number of jobs with a concurrency key in one call: the end of each takes a lock on its key, and by default
+/// PostgreSQL has room for 6 400 locks of all sessions.
 const MAX_KEYED_PER_CALL: usize = 250;
 
 /// Reports of one call to a batcher, with their indexes among all.

@@ -1,4 +1,4 @@
-//! Nodes that are alive, and the claims of dead ones.
+//! Registers nodes, and releases the claims of nodes that stopped or died.
 
 use async_trait::async_trait;
 use faena_domain::{NodeId, Run, Timestamp};
@@ -207,6 +207,6 @@ pub async fn reports(shared: &Shared, now: Timestamp) -> Result<Vec<NodeReport>>
     Ok(rows.iter().map(report).collect())
 }
 
-/// Selects claims without an owner. It does not matter which node removed the owner, or when.
+/// SQL condition for claims whose owner no longer exists, no matter which node removed the owner, or when.
 pub const OWNERLESS: &str = "NOT EXISTS (SELECT FROM faena.node n WHERE n.id = c.owner)
     AND NOT EXISTS (SELECT FROM faena.worker w WHERE w.id = c.owner AND w.ended_at IS NULL)";

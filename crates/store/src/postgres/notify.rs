@@ -59,12 +59,13 @@ struct ListenEnd {
     is_pooler: bool,
 }
 
-/// Servers that the listener connects to, and those of the pool, which must follow if they are the same.
+/// Servers that the listener connects to. If the pool uses the same URL, it must follow the listener to another host.
 struct ListenHosts {
     own: Hosts,
+    /// Servers of the pool. `None`: the listener has a URL of its own.
     of_pool: Option<Hosts>,
     check_interval: Duration,
-    answer: Duration,
+    answer_timeout: Duration,
 }
 
 #[derive(Clone)]
@@ -183,15 +184,15 @@ impl Notifier {
     }
 
     async fn listen_once(&self, hosts: &ListenHosts, pool: &Pool) -> ListenEnd {
-        let never = |reason: String| ListenEnd { listened: Duration::ZERO, reason, is_pooler: false };
+        let failed = |reason: String| ListenEnd { listened: Duration::ZERO, reason, is_pooler: false };
         let (host, client, mut messages) = match hosts.own.open().await {
             Ok(connected) => connected,
-            Err(error) => return never(error_chain(&error)),
+            Err(error) => return failed(error_chain(&error)),
         };
         hosts.connected_to(host);
         let mut disconnections = hosts.disconnections();
-        if let Err(reason) = self.query(&client, "LISTEN faena", hosts.answer, &mut messages).await {
-            return never(reason);
+        if let Err(reason) = self.query(&client, "LISTEN faena", hosts.answer_timeout, &mut messages).await {
+            return failed(reason);
         }
         let began = Instant::now();
         // Signals until now may have been lost.
@@ -199,11 +200,11 @@ impl Notifier {
         if !self.receives_echo(pool, &mut messages).await {
             // Everything that was sent to a session arrives before the answer to its next query.
             let echoes = self.0.echoes.load(Ordering::Relaxed);
-            if let Err(reason) = self.query(&client, "SELECT 1", hosts.answer, &mut messages).await {
-                return never(reason);
+            if let Err(reason) = self.query(&client, "SELECT 1", hosts.answer_timeout, &mut messages).await {
+                return failed(reason);
             }
             if self.0.echoes.load(Ordering::Relaxed) == echoes {
-                return ListenEnd { is_pooler: true, ..never(LOST_BY_POOLER.into()) };
+                return ListenEnd { is_pooler: true, ..failed(LOST_BY_POOLER.into()) };
             }
         }
         *self.0.problem.lock() = None;
@@ -234,8 +235,8 @@ impl Notifier {
         hosts: &ListenHosts,
         messages: &mut Messages,
     ) -> std::result::Result<(), String> {
-        let sql = if hosts.own.need_writable() { FAIL_IF_READ_ONLY } else { "SELECT 1" };
-        self.query(client, sql, hosts.answer, messages).await.map_err(|reason| {
+        let sql = if hosts.own.needs_writable() { FAIL_IF_READ_ONLY } else { "SELECT 1" };
+        self.query(client, sql, hosts.answer_timeout, messages).await.map_err(|reason| {
             match reason.contains("division by zero") {
                 true => "the server has become read-only".to_owned(),
                 false => reason,
@@ -266,7 +267,7 @@ impl Notifier {
         tokio::time::timeout(CHECK_TIMEOUT, arrived).await.is_ok()
     }
 
-    /// Runs a query while messages keep arriving. `Err`: why there was no answer in time.
+    /// Runs a query, and processes the messages that arrive meanwhile. `Err`: why there was no answer in time.
     async fn query(
         &self,
         client: &Client,
@@ -319,12 +320,12 @@ impl Notifier {
 
 impl ListenHosts {
     fn new(own: Hosts, of_pool: Option<Hosts>) -> ListenHosts {
-        let (check_interval, answer) = if own.has_several() {
+        let (check_interval, answer_timeout) = if own.has_several() {
             (CHECK_INTERVAL_SEVERAL_HOSTS, CHECK_TIMEOUT_SEVERAL_HOSTS)
         } else {
             (CHECK_INTERVAL, CHECK_TIMEOUT)
         };
-        ListenHosts { own, of_pool, check_interval, answer }
+        ListenHosts { own, of_pool, check_interval, answer_timeout }
     }
 
     /// Records which host accepted the listener. The pool closes its connections to any other host, because the

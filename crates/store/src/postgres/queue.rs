@@ -120,7 +120,7 @@ async fn locations(shared: &Shared, ids: &[JobId]) -> Result<Vec<QueueLocation>>
 
 async fn locations_in(client: &Object, ids: &[JobId]) -> Result<Vec<QueueLocation>> {
     let states = read::states_of(client, ids).await?;
-    let numbers: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let uuids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
     let statement = client
         .prepare_cached(&format!(
             "SELECT j.id, j.lane,
@@ -133,7 +133,7 @@ async fn locations_in(client: &Object, ids: &[JobId]) -> Result<Vec<QueueLocatio
             crate::sql::RETRYING,
         ))
         .await?;
-    let rows = client.query(&statement, &[&numbers]).await?;
+    let rows = client.query(&statement, &[&uuids]).await?;
     let times: HashMap<Uuid, &Row> = rows.iter().map(|row| (row.get(0), row)).collect();
     Ok(ids.iter().map(|id| location(states.get(id).copied(), times.get(&id.0).copied())).collect())
 }

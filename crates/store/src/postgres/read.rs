@@ -1,4 +1,4 @@
-//! Reads: single jobs, counters, due work.
+//! Reads single jobs, counters and due work.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,9 +25,9 @@ use crate::{
     workers::JobWorker,
 };
 
-/// Begins a snapshot, so that a moving job is seen in one table. Disables sequential scans and joins that a planner
-/// without statistics might choose, and the compilation of queries, which takes longer than the index lookups that
-/// these reads need.
+/// Begins a snapshot, so that a job that moves between tables is seen in one of them. Disables sequential scans and
+/// joins that a planner without statistics might choose, and the compilation of queries, which takes longer than the
+/// index lookups that these reads need.
 pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off; \
      SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
@@ -202,21 +202,21 @@ pub async fn in_flight_counts(shared: &Shared) -> Result<Vec<InFlightCount>> {
     Ok(rows.iter().map(count).collect())
 }
 
-/// Reads everything that an idle node polls for, with one query.
+/// Reads everything that an idle node polls for, with one query. If there are cancel requests, a second one reads them.
 pub async fn poll(shared: &Shared, node: NodeId, now: Timestamp) -> Result<Poll> {
     let client = shared.client().await?;
     let result = poll_in(&client, node, now).await;
-    let (poll, digests, wanted) = client.return_to_pool(result)?;
-    if wanted {
-        // Another node may have made the subscription. When none is left, the deletion of expired subscriptions switches
-        // this off.
+    let (poll, digests, has_subscription) = client.return_to_pool(result)?;
+    if has_subscription {
+        // Another node may have made the subscription. The function that deletes expired subscriptions resets this when
+        // none is left.
         shared.events_on.store(true, Ordering::Relaxed);
     }
-    if digests.rules_changed(shared) {
+    if digests.replace_rules(shared) {
         super::rules::load(shared).await?;
         shared.notifier.send_locally(Signal::Rules);
     }
-    if digests.api_keys_changed(shared) {
+    if digests.replace_api_keys(shared) {
         super::api_keys::load(shared).await?;
     }
     if poll.ready_lanes.iter().any(|lane| !shared.lanes.contains(*lane)) {
@@ -233,11 +233,13 @@ struct Digests {
 }
 
 impl Digests {
-    fn rules_changed(&self, shared: &Shared) -> bool {
+    /// Remembers the digest of the rules. Returns whether it has changed.
+    fn replace_rules(&self, shared: &Shared) -> bool {
         shared.rules_seen.lock().replace(self.rules.clone()).as_ref() != Some(&self.rules)
     }
 
-    fn api_keys_changed(&self, shared: &Shared) -> bool {
+    /// Remembers the digest of the API keys. Returns whether it has changed.
+    fn replace_api_keys(&self, shared: &Shared) -> bool {
         shared.api_keys_seen.lock().replace(self.api_keys.clone()).as_ref() != Some(&self.api_keys)
     }
 }
@@ -304,8 +306,8 @@ pub async fn log(shared: &Shared, id: JobId) -> Result<Option<Vec<LogEntry>>> {
     Ok(view.map(|view| view.execution_log))
 }
 
-/// Returns the rows of a job, with its newest `messages`.
-async fn parts(shared: &Shared, client: &Object, id: JobId, messages: usize) -> Result<Option<JobParts>> {
+/// Returns the rows of a job, with up to `max_messages` of its newest messages.
+async fn parts(shared: &Shared, client: &Object, id: JobId, max_messages: usize) -> Result<Option<JobParts>> {
     client.batch_execute(BEGIN_READ).await?;
     let Some((row, mut location)) = rows_of(shared, client, &[id]).await?.into_iter().next() else {
         client.batch_execute("COMMIT").await?;
@@ -314,7 +316,7 @@ async fn parts(shared: &Shared, client: &Object, id: JobId, messages: usize) -> 
     if let Location::Ready { ready_at, limited, .. } = &mut location {
         *limited = limited_by(client, &row, *ready_at).await?;
     }
-    let (messages, omitted) = job_log::messages(client, id, messages).await?;
+    let (messages, omitted) = job_log::messages(client, id, max_messages).await?;
     let details = Details {
         attempts: attempt_rows(client, id).await?,
         messages,
@@ -443,16 +445,16 @@ pub async fn locations_of(client: &Object, lanes: &[LaneId], ids: &[Uuid]) -> Re
         };
         locations.insert(row.get(0), location);
     }
-    let open: Vec<Uuid> = ids.iter().copied().filter(|id| !locations.contains_key(id)).collect();
-    if !open.is_empty() {
-        in_flight_locations(client, &open, &mut locations).await?;
+    let remaining: Vec<Uuid> = ids.iter().copied().filter(|id| !locations.contains_key(id)).collect();
+    if !remaining.is_empty() {
+        in_flight_locations(client, &remaining, &mut locations).await?;
     }
     Ok(locations)
 }
 
 pub async fn in_flight_locations(
     client: &Object,
-    open: &[Uuid],
+    job_ids: &[Uuid],
     locations: &mut HashMap<Uuid, Location>,
 ) -> Result<()> {
     // A claim contains the ids of many jobs; there are few claims at any time.
@@ -461,7 +463,7 @@ pub async fn in_flight_locations(
             "SELECT u.id, c.run, c.claimed_at, c.first_ready_at, u.retry, c.owner FROM faena.claim c,
                     unnest(c.ids, c.retries) AS u(id, retry)
              WHERE c.ids && $1 AND u.id = ANY($1) ORDER BY c.run",
-            &[&open],
+            &[&job_ids],
         )
         .await?;
     for row in claims {
@@ -480,7 +482,7 @@ pub async fn in_flight_locations(
             "SELECT r.id, r.run, r.worker, r.retry_count, r.ready_at, coalesce(c.claimed_at, r.started_at), r.started_at,
                     r.updated_at
              FROM faena.running r LEFT JOIN faena.claim c ON c.run = r.run WHERE r.id = ANY($1)",
-            &[&open],
+            &[&job_ids],
         )
         .await?;
     for row in running {

@@ -307,7 +307,7 @@ async fn open_all_key_queues(client: &Object) -> Result<()> {
     Ok(())
 }
 
-/// Reads the settings again and notifies the other nodes.
+/// Reloads the cached settings, and signals on every node that they have changed.
 pub async fn reload_and_signal(shared: &Shared) -> Result<()> {
     load(shared).await?;
     shared.signal([Signal::Rules]);

@@ -1,4 +1,4 @@
-//! Reports of running jobs: their start, progress, a log line, a finished step.
+//! Stores the reports of running jobs: their start, progress, log messages and finished steps.
 
 use std::collections::HashMap;
 
@@ -13,12 +13,12 @@ use super::{
 };
 use crate::{LaneId, Result, RunEnd, RunUpdate, RunUpdateKind, StoredJobLimits, UpdateResult, progress};
 
-/// Writes updates. `before`: ends of the same transaction that are not written yet.
+/// Writes updates. `unwritten_ends`: ends of runs that the same transaction writes later.
 pub async fn write_updates(
     client: &Object,
     updates: &[RunUpdate],
     open_claims: &HashMap<Run, i64>,
-    before: &HashMap<Key, &RunEnd>,
+    unwritten_ends: &HashMap<Key, &RunEnd>,
     limits: &StoredJobLimits,
 ) -> Result<Vec<UpdateResult>> {
     let keys: Vec<(LaneId, Uuid, Run)> = updates.iter().map(|update| (update.lane, update.id.0, update.run)).collect();
@@ -30,7 +30,7 @@ pub async fn write_updates(
         let key = (update.id.0, update.run);
         let live = open_claims.contains_key(&update.run)
             && !ended.contains_key(&key)
-            && !before.contains_key(&key)
+            && !unwritten_ends.contains_key(&key)
             && existing_jobs.contains(&update.id.0);
         // A stale report is counted, whichever run owns the job.
         if let RunUpdateKind::Stale(text) = &update.kind {

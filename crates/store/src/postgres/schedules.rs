@@ -334,7 +334,8 @@ async fn fire_due(
     Ok((round.schedules, round.ticks))
 }
 
-/// Reads due schedules, the most overdue first. PostgreSQL: those that another node is processing are skipped.
+/// Returns the statement that reads due schedules, the most overdue first. PostgreSQL: those that another node is
+/// processing are skipped.
 pub fn due_sql() -> String {
     format!("SELECT {COLUMNS} FROM faena.schedule WHERE next_at <= $1 ORDER BY next_at LIMIT $2 FOR UPDATE SKIP LOCKED")
 }

@@ -1,4 +1,5 @@
-//! Reads the values by which lists filter, show and sort jobs, if neither the row of the job nor that of its state has them.
+//! Reads values that lists show, filter or sort by, and that are neither in the row of the job nor in that of its
+//! state.
 
 use std::collections::{HashMap, HashSet};
 
@@ -52,8 +53,8 @@ pub async fn last_runs(
     ids: &[JobId],
     states: &HashMap<JobId, JobState>,
 ) -> Result<HashMap<JobId, LastRun>> {
-    let with = |wanted: fn(JobState) -> bool| -> Vec<Uuid> {
-        ids.iter().filter(|id| states.get(id).is_some_and(|state| wanted(*state))).map(|id| id.0).collect()
+    let ids_where = |matches: fn(JobState) -> bool| -> Vec<Uuid> {
+        ids.iter().filter(|id| states.get(id).is_some_and(|state| matches(*state))).map(|id| id.0).collect()
     };
     let mut found = HashMap::new();
     let rows = client
@@ -67,7 +68,7 @@ pub async fn last_runs(
                      WHERE e.lane = j.lane AND e.state IN ({FAILED}, {CANCELLED}) AND e.id = j.id) x
                  WHERE j.id = ANY($1)"
             ),
-            &[&with(JobState::is_terminal)],
+            &[&ids_where(JobState::is_terminal)],
         )
         .await?;
     for row in rows {
@@ -79,13 +80,13 @@ pub async fn last_runs(
                 "SELECT DISTINCT ON (id) id, left(error, {SEARCHED_ERROR_CHARS}), reason FROM faena.attempt WHERE id = ANY($1)
                  ORDER BY id, run DESC"
             ),
-            &[&with(|state| !state.is_terminal())],
+            &[&ids_where(|state| !state.is_terminal())],
         )
         .await?;
     for row in rows {
         found.insert(JobId(row.get(0)), LastRun { worker: None, error: row.get(1), reason: row.get(2) });
     }
-    let in_flight = with(JobState::is_in_flight);
+    let in_flight = ids_where(JobState::is_in_flight);
     if query.compares_worker() && !in_flight.is_empty() {
         let mut locations = HashMap::new();
         in_flight_locations(client, &in_flight, &mut locations).await?;

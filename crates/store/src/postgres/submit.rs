@@ -394,7 +394,7 @@ pub type KeyQueueEntry = (LaneId, i64, i64);
 /// Creates these key queues, and locks them until the commit, so that a claim that finds one of them empty cannot delete it. Many
 /// transactions may hold this lock, and a claim does not wait for it.
 ///
-/// Always in the same order, so that two transactions do not deadlock.
+/// The rows are always locked in the same order, so that two transactions do not deadlock.
 pub async fn put_key_queues(client: &Object, mut entries: Vec<KeyQueueEntry>) -> Result<()> {
     if entries.is_empty() {
         return Ok(());

@@ -24,7 +24,8 @@ async fn create_once_in(
     now: Timestamp,
 ) -> Result<Option<KeyedTask>> {
     let (name, fingerprint) = (storable(&key.key), &key.fingerprint[..]);
-    // If another transaction is using the same key, PostgreSQL waits for its end. If it rolls back, the key is free.
+    // If another transaction is using the same key, PostgreSQL waits for its end. If that transaction rolls back, the
+    // key is free.
     let sql = "INSERT INTO faena.task_key (key, task, fingerprint) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
     if client.execute(sql, &[&&*name, &task.id.0, &fingerprint]).await? > 0 {
         create_in(shared, client, task, after_commit, now).await?;

@@ -1,4 +1,4 @@
-//! Limits of running tasks per machine.
+//! Limits the number of running tasks of each machine.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::{
     task_limits::{MACHINE, TaskCapacity, TaskPosition},
 };
 
-/// Returns how many tasks of some machines may start.
+/// Returns how many tasks of the given machines may start.
 ///
 /// PostgreSQL: the rows of the limits stay locked until the commit, so that no other transaction starts tasks meanwhile.
 pub async fn locked_capacity(client: &Object, machines: &BTreeSet<&str>) -> Result<TaskCapacity> {

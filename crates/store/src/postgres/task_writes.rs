@@ -23,8 +23,9 @@ pub enum TransactionControl {
     ByCaller,
 }
 
-/// PostgreSQL: planning a statement again for the arrays of each small batch would cost more than running it, so each statement is
-/// planned once. A plan that was made while the tables were empty must not scan them when they have grown.
+/// Begins a transaction whose statements keep their plans. PostgreSQL: planning a statement again for the arrays of
+/// each small batch would cost more than running it. A plan that was made while the tables were empty must not scan
+/// them when they have grown.
 pub const BEGIN: &str =
     "BEGIN; SET LOCAL jit = off; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off";
 

@@ -1,4 +1,4 @@
-//! Machines and tasks.
+//! Stores machines and tasks.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -232,7 +232,8 @@ async fn apply(shared: &Shared, calls: &[TimedInputs]) -> Result<Vec<Option<Task
     Ok(answers)
 }
 
-/// Applies inputs to the tasks that match `only`, in the caller's transaction, which the caller commits.
+/// Applies inputs to those tasks that match `only`, if it is given, in a transaction that the caller commits. Returns
+/// the answers.
 pub async fn apply_to(
     shared: &Shared,
     client: &Object,
@@ -394,7 +395,7 @@ async fn fire_timers_in(
     Ok((TasksFired { tasks, next_at, ..TasksFired::default() }, row.get(1)))
 }
 
-/// Locks the tasks of a batch.
+/// Returns the statement that locks the tasks of a batch.
 pub fn lock_sql() -> String {
     format!("SELECT {COLUMNS} FROM faena.task WHERE id = ANY($1) ORDER BY id FOR UPDATE")
 }

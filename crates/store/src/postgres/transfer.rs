@@ -53,7 +53,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Connects, and begins a transaction in which the schema is up to date.
+    /// Connects, begins a transaction, and migrates the schema in it.
     pub async fn open(url: &str) -> Result<Target> {
         let pool = connect::pool(url, &Hosts::new(url)?, StoreOptions::default().timeout())?;
         let client = pool.get().await.map_err(|error| connect::unusable(&connect::no_connection(error).to_string()))?;

@@ -120,7 +120,7 @@ pub async fn put(client: &Object, webhooks: &[NewWebhook]) -> Result<()> {
     Ok(())
 }
 
-/// The next webhook of a host.
+/// A webhook that is due.
 struct DueWebhook {
     delivery: Delivery,
     state: WebhookState,
@@ -495,14 +495,14 @@ async fn list_in(
     after: Option<WebhookId>,
     limit: usize,
 ) -> Result<Vec<WebhookView>> {
-    let (matches, parameters) = matches(filter, after);
-    let sql = format!("SELECT {COLUMNS} FROM faena.webhook WHERE {matches} ORDER BY id DESC LIMIT {limit}");
+    let (condition, parameters) = condition(filter, after);
+    let sql = format!("SELECT {COLUMNS} FROM faena.webhook WHERE {condition} ORDER BY id DESC LIMIT {limit}");
     Ok(client.query(&sql, &borrowed(&parameters)).await?.iter().map(view).collect())
 }
 
 async fn total(shared: &Shared, filter: &WebhookFilter) -> Result<u64> {
-    let (matches, parameters) = matches(filter, None);
-    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM faena.webhook WHERE {matches} LIMIT {COUNT_LIMIT}) x");
+    let (condition, parameters) = condition(filter, None);
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM faena.webhook WHERE {condition} LIMIT {COUNT_LIMIT}) x");
     let client = shared.client().await?;
     let row = client.query_one(&sql, &borrowed(&parameters)).await.map_err(Into::into);
     Ok(client.return_to_pool(row)?.get::<_, i64>(0).unsigned_abs())
@@ -515,7 +515,7 @@ fn borrowed(parameters: &Parameters) -> Vec<&(dyn ToSql + Sync)> {
 }
 
 /// Returns the condition for matching webhooks whose id is below `after`, and its parameters.
-fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Parameters) {
+fn condition(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Parameters) {
     let mut sql = "id < $1".to_owned();
     let mut parameters: Parameters = vec![Box::new(after.map_or(Uuid::max(), |id| id.0))];
     let mut add = |column: &str, value: Box<dyn ToSql + Sync + Send>| {

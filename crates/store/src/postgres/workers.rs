@@ -1,9 +1,10 @@
-//! Registrations of workers: they connect, report their status, and end.
+//! Registers workers, records their status, and ends their registrations.
 //!
 //! A claim belongs to its worker while the row in `worker` is alive, whatever happens to the server it is connected to.
 //! Ending a registration releases its claims in the same transaction.
 //!
-//! Changing a registration locks its row `FOR UPDATE` first, and so waits for a claim that is under way.
+//! Resuming, detaching or ending a registration first locks its row `FOR UPDATE`, and so waits for a claim that is
+//! under way. Other changes and claims do not wait for each other.
 
 use std::collections::BTreeMap;
 
@@ -260,13 +261,14 @@ struct MergedUpdate {
     state: WorkerState,
     reason: Option<String>,
     changes: Vec<WorkerChange>,
+    /// Index of the last update.
     last: Option<usize>,
     completed: i64,
     failed: i64,
 }
 
 async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
-    let ids: Vec<Uuid> = updates.iter().map(|updates| updates.id.0).collect();
+    let ids: Vec<Uuid> = updates.iter().map(|update| update.id.0).collect();
     // PostgreSQL: locks the rows in order, so that two nodes never deadlock, and with `NO KEY`, so that claims do not
     // wait.
     let rows = client
@@ -291,14 +293,14 @@ async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<Work
         merged.insert(row.get(0), one);
     }
     let mut results = Vec::with_capacity(updates.len());
-    for (at, updates) in updates.iter().enumerate() {
-        let known = merged.get_mut(&updates.id.0).filter(|known| known.session == updates.session);
+    for (index, update) in updates.iter().enumerate() {
+        let known = merged.get_mut(&update.id.0).filter(|known| known.session == update.session);
         results.push(WorkerUpdateResult {
             connected: known.is_some(),
             drain: known.as_ref().is_some_and(|known| known.drain),
         });
         if let Some(known) = known {
-            known.merge(at, updates);
+            known.merge(index, update);
         }
     }
     merged.retain(|_, known| known.last.is_some());
@@ -310,16 +312,16 @@ async fn update_in(client: &Object, updates: &[WorkerUpdate]) -> Result<Vec<Work
 }
 
 impl MergedUpdate {
-    fn merge(&mut self, at: usize, updates: &WorkerUpdate) {
-        let changes = allowed(self.state, &updates.changes);
+    fn merge(&mut self, index: usize, update: &WorkerUpdate) {
+        let changes = allowed(self.state, &update.changes);
         if let Some(change) = changes.last() {
             self.state = change.state;
             self.reason = change.reason.clone();
         }
         self.changes.extend(changes);
-        self.last = Some(at);
-        self.completed += updates.completed as i64;
-        self.failed += updates.failed as i64;
+        self.last = Some(index);
+        self.completed += update.completed as i64;
+        self.failed += update.failed as i64;
     }
 }
 
@@ -329,11 +331,11 @@ async fn put_updates(client: &Object, updates: &[WorkerUpdate], merged: &BTreeMa
     let states: Vec<i16> = merged.values().map(|known| worker_code(known.state)).collect();
     let reasons: Vec<Option<String>> =
         merged.values().map(|known| known.reason.as_deref().map(|text| storable(text).into_owned())).collect();
-    let seen: Vec<i64> = last.iter().map(|updates| updates.seen_at.as_ms()).collect();
-    let deadlines: Vec<Option<i64>> = last.iter().map(|updates| updates.deadline.map(Timestamp::as_ms)).collect();
+    let seen: Vec<i64> = last.iter().map(|update| update.seen_at.as_ms()).collect();
+    let deadlines: Vec<Option<i64>> = last.iter().map(|update| update.deadline.map(Timestamp::as_ms)).collect();
     let completed: Vec<i64> = merged.values().map(|known| known.completed).collect();
     let failed: Vec<i64> = merged.values().map(|known| known.failed).collect();
-    let breakers: Vec<&str> = last.iter().map(|updates| updates.breaker).collect();
+    let breakers: Vec<&str> = last.iter().map(|update| update.breaker).collect();
     // A worker whose server was declared dead keeps its deadline: otherwise it would never be declared lost.
     let statement = client
         .prepare_cached(
@@ -473,7 +475,7 @@ async fn close_registration(
 }
 
 /// Detaches workers from a server that has ended (`node`, or any without a row): a built-in worker ends with it, any other
-/// keeps its jobs and may reconnect. Returns their number.
+/// keeps its jobs and may reconnect. Returns the number of workers.
 pub async fn detach(
     shared: &Shared,
     node: Option<NodeId>,
@@ -578,7 +580,7 @@ async fn forget_ended(shared: &Shared, forget_before: Timestamp) -> Result<Optio
     client.end(result).await
 }
 
-/// Keeps registrations with claims, because they show which worker had the jobs.
+/// Deletes old registrations, except those with claims, because they show which worker had the jobs.
 async fn forget_in(client: &Object, forget_before: Timestamp) -> Result<Option<Timestamp>> {
     let rows = client
         .query(

@@ -1,4 +1,4 @@
-//! The audit log.
+//! Writes, lists and prunes the audit log.
 
 use async_trait::async_trait;
 use faena_domain::{AuditRow, JobId, Timestamp};
@@ -36,7 +36,7 @@ pub fn add(tx: &Tx, entry: &AuditEntry, now: Timestamp) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` and records its actor. A rejected action leaves no entry.
+/// Runs `work` in the name of the entry's actor, and adds the entry to the audit log if `work` succeeds.
 pub fn run_audited<T>(
     tx: &Tx,
     entry: Option<AuditEntry>,
@@ -51,7 +51,7 @@ pub fn run_audited<T>(
     })
 }
 
-/// Number of entries that one round checks, oldest first.
+/// Maximum number of entries that one round checks, oldest first.
 const PRUNE: i64 = 1_000;
 
 /// Deletes entries from before `cutoff`, and bulk actions that finished before it.

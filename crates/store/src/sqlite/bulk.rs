@@ -126,7 +126,7 @@ pub fn step(tx: &Tx, step: &BulkStep, now: Timestamp) -> Result<bool> {
     Ok(true)
 }
 
-/// Processes one job: rejects it before anything is written, or does everything.
+/// Processes one job: rejects it before anything is written, or applies the whole action.
 fn act_on(tx: &Tx, action: BulkAction, filter: &Filter, id: JobId, now: Timestamp) -> Result<()> {
     let state = read::state_of(tx.connection, id)?.ok_or(StoreError::NotFound(id))?;
     if !filter.states.contains(&state) {

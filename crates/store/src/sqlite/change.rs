@@ -194,7 +194,7 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
         Some(priority) if priority != old.priority => lane_of(tx, LaneName { priority, ..old.name() })?,
         _ => lane,
     };
-    let (expired_before, labels_before) = (options.expires_at, labels_of(&options));
+    let (expires_at_before, labels_before) = (options.expires_at, labels_of(&options));
     patch.apply_to(&mut options);
     options.name = options.name.filter(|name| *name != old.kind);
     replace_labels(tx, id, &labels_before, &labels_of(&options))?;
@@ -202,8 +202,8 @@ pub fn patch(tx: &Tx, id: JobId, patch: JobPatch, now: Timestamp) -> Result<()> 
     tx.connection
         .prepare_cached("UPDATE job SET lane = ?, options = ?, payload = coalesce(?, payload) WHERE id = ?")?
         .execute((new_lane, text, &patch.payload, id.0))?;
-    if expired_before != options.expires_at {
-        if let Some(at) = expired_before {
+    if expires_at_before != options.expires_at {
+        if let Some(at) = expires_at_before {
             tx.connection.execute("DELETE FROM expiry WHERE expires_at = ? AND id = ?", (at.as_ms(), id.0))?;
         }
         if let Some(at) = options.expires_at {
@@ -320,7 +320,7 @@ pub fn delete(tx: &Tx, id: JobId, now: Timestamp) -> Result<()> {
         dequeue(tx, lane, id)?;
     }
     remove(tx, lane, id)?;
-    // Reports about the jobs of this claim must be checked one by one from now on.
+    // If a claim contains the deleted job, reports about its jobs must be checked one by one from now on.
     tx.connection.prepare_cached("UPDATE claim SET check_each = 1 WHERE instr(ids, ?) > 0")?.execute([id.0])?;
     let mut deltas = Deltas::default();
     deltas.removed(lane, Tally::of(state), 1);

@@ -17,14 +17,14 @@ use rusqlite::{Connection, hooks::Wal};
 use super::{Shared, writer::cause};
 use crate::Result;
 
-/// Number of pages in the log at which a copy starts. With 32 MiB, a page that changes often is copied only once, and the log stays
-/// in the cache.
+/// Number of pages in the log at which a copy starts: 32 MiB. That is enough to copy a page that changes often only
+/// once, and small enough for the log to stay in the page cache.
 const PAGES: i32 = 8_192;
 /// Number of pages in the log at which the writer waits for the copy.
 const MAX_PAGES: i32 = 2 * PAGES;
 /// The thread stops when no more than this number of pages is left for the writer to copy.
 const LAST_PAGES: i32 = 256;
-/// How often the thread copies what was added during its previous copy.
+/// How many copies the thread makes in a row at most. Each one copies what was added during the previous one.
 const ROUNDS: usize = 4;
 
 pub struct Checkpoints {
@@ -107,7 +107,8 @@ fn copy_most(connection: &Connection, shared: &Shared, log_pages: &AtomicI32) {
     }
 }
 
-/// Copies what no reader needs. Returns how many pages of the log are copied now.
+/// Copies as many pages as it can without waiting for readers. Returns how many pages of the log have been copied so
+/// far.
 fn copy(connection: &Connection, shared: &Shared) -> Option<i32> {
     match connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(2)) {
         Ok(copied) => Some(copied),

@@ -1,4 +1,4 @@
-//! Claims ready jobs for workers.
+//! Claims ready jobs.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -51,9 +51,9 @@ pub fn claim(tx: &Tx, requests: Vec<ClaimRequest>, now: Timestamp) -> Result<Vec
             if request.lanes.is_empty() {
                 return Ok(ClaimResult::default());
             }
-            let (lanes, limit, is_open) = (request.lanes.clone(), request.limit, request.candidates.is_none());
+            let (lanes, limit, takes_any_job) = (request.lanes.clone(), request.limit, request.candidates.is_none());
             let LimitedClaim { claim, prefetch_limited } = claim_by_rules(tx, request, &rules, now)?;
-            if is_open && claim.jobs.len() < limit && !claim.rejected {
+            if takes_any_job && claim.jobs.len() < limit && !claim.rejected {
                 empty.extend(lanes.into_iter().filter(|lane| !prefetch_limited.contains(lane)));
             }
             Ok(claim)
@@ -88,12 +88,12 @@ fn claim_one(tx: &Tx, request: ClaimRequest, now: Timestamp) -> Result<ClaimResu
     match &request.candidates {
         Some(chosen) => {
             for candidate in chosen.iter().filter(|candidate| lanes.contains(&candidate.lane)) {
-                candidates.extend(head(tx, candidate)?);
+                candidates.extend(if_ready(tx, candidate)?);
             }
         }
         None => {
             for lane in &lanes {
-                heads(tx, *lane, request.limit, &mut candidates)?;
+                add_first_ready(tx, *lane, request.limit, &mut candidates)?;
             }
         }
     }
@@ -173,7 +173,7 @@ pub fn write_claim(
     Ok(jobs)
 }
 
-/// Returns whether the worker is alive and has not reconnected.
+/// Returns whether an owner may claim: a node always, a worker only while it is alive and has not reconnected.
 pub fn may_claim(tx: &Tx, owner: Owner) -> Result<bool> {
     let Owner::Worker { id, session } = owner else { return Ok(true) };
     Ok(tx
@@ -182,7 +182,8 @@ pub fn may_claim(tx: &Tx, owner: Owner) -> Result<bool> {
         .exists((id.0, session))?)
 }
 
-fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>>) -> Result<()> {
+/// Adds the first ready jobs of a lane to `into`.
+fn add_first_ready(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>>) -> Result<()> {
     let known = match tx.shared.lanes.get(lane) {
         Some(lane) => lane,
         None => return Ok(()),
@@ -210,7 +211,7 @@ fn heads(tx: &Tx, lane: LaneId, limit: usize, into: &mut Vec<Candidate<ReadyRow>
 }
 
 /// Returns the candidate if it is still ready in its lane.
-fn head(tx: &Tx, candidate: &ClaimCandidate) -> Result<Option<Candidate<ReadyRow>>> {
+fn if_ready(tx: &Tx, candidate: &ClaimCandidate) -> Result<Option<Candidate<ReadyRow>>> {
     let Some(known) = tx.shared.lanes.get(candidate.lane) else { return Ok(None) };
     let Some((retry_count, must_record_start)) = ready_row(tx, candidate)? else { return Ok(None) };
     Ok(Some(Candidate {

@@ -13,8 +13,8 @@ use crate::{
 /// Deletes the rows that only some jobs have (start, cancel request, keys, expiry), writes the webhook of a finished job, and marks
 /// that a task can continue.
 ///
-/// The row of a finished job in `done` or `ended` must exist, because the webhook reads it. A requeued job gets its expiry back:
-/// that row is deleted if its time passes during a run.
+/// The row of a finished job in `done` or `ended` must exist, because the webhook reads it. A requeued job gets its row
+/// in `expiry` again, because that row is deleted if the job's expiry time passes during a run.
 pub fn clean_up(tx: &Tx, id: JobId, exit: JobExit) -> Result<()> {
     let terminal = exit != JobExit::Requeued;
     tx.connection.prepare_cached("DELETE FROM running WHERE id = ?")?.execute([id.0])?;

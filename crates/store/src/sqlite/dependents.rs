@@ -131,8 +131,9 @@ fn parent_ended(
         .connection
         .prepare_cached("DELETE FROM dependency WHERE parent = ? AND child = ?")?
         .execute((parent.0, child.0))?;
-    let open = tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([child.0])?;
-    let moved = !open && take_blocked(tx, lane, child)?;
+    let has_other_parents =
+        tx.connection.prepare_cached("SELECT 1 FROM dependency WHERE child = ? LIMIT 1")?.exists([child.0])?;
+    let moved = !has_other_parents && take_blocked(tx, lane, child)?;
     if moved {
         add_log_entry(tx, child, None, LogLine::new(now, LogEvent::ParentsDone, ""))?;
         match options.scheduled_at {

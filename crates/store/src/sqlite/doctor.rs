@@ -44,12 +44,12 @@ pub async fn inspect(path: &str, now: Timestamp, progress: Progress<'_>) -> Resu
     let path = PathBuf::from(path);
     let (sender, mut steps) = tokio::sync::mpsc::unbounded_channel();
     let inspection = tokio::task::spawn_blocking(move || {
-        inspect_blocking(&path, now, &|name, at, of| {
-            let _ = sender.send((name, at, of));
+        inspect_blocking(&path, now, &|name, number, total| {
+            let _ = sender.send((name, number, total));
         })
     });
-    while let Some((name, at, of)) = steps.recv().await {
-        progress(name, at, of);
+    while let Some((name, number, total)) = steps.recv().await {
+        progress(name, number, total);
     }
     inspection.await.map_err(|e| StoreError::Internal(Cause::of(e)))?
 }
@@ -75,8 +75,8 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     }
     let server = server(path);
     let steps = steps(&dialect(&server, now));
-    let of = steps.len() + 1;
-    progress("file", 0, of);
+    let total = steps.len() + 1;
+    progress("file", 0, total);
     let checked = for_each(&snapshot, "PRAGMA quick_check(20)", |row| {
         if row[0].text() != "ok" {
             collector.add("file-damaged", Uuid::nil(), row[0].text());
@@ -84,7 +84,7 @@ fn inspect_blocking(path: &Path, now: Timestamp, progress: Progress<'_>) -> Resu
     });
     unless_damaged(checked, "the file", &mut collector)?;
     for (at, step) in steps.iter().enumerate() {
-        progress(step.name, at + 1, of);
+        progress(step.name, at + 1, total);
         let result = for_each(&snapshot, &step.sql, |row| (step.take)(&mut collector, row));
         unless_damaged(result, step.name, &mut collector)?;
     }

@@ -1,4 +1,4 @@
-//! Ends runs.
+//! Stores the ends of runs.
 
 use std::collections::HashMap;
 

@@ -42,7 +42,8 @@ impl EventStore for Sqlite {
 }
 
 pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -> Result<()> {
-    for subscribe in subscriptions {
+    for subscription in subscriptions {
+        let EventSubscription { name, types, mode, until } = subscription;
         let (id, since): (i64, i64) = tx
             .connection
             .prepare_cached(
@@ -50,16 +51,14 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
                  ON CONFLICT (name) DO UPDATE SET queued = excluded.queued, park = excluded.park, until = max(until, excluded.until)
                  RETURNING id, since",
             )?
-            .query_row((&subscribe.name, subscribe.mode.is_queued(), subscribe.mode.parks(), subscribe.until.as_ms()), |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })?;
+            .query_row((name, mode.is_queued(), mode.parks(), until.as_ms()), |row| Ok((row.get(0)?, row.get(1)?)))?;
         if since == 0 {
             let begun = skip_position(tx.connection)?;
             tx.connection.prepare_cached("UPDATE subscription SET since = ? WHERE id = ?")?.execute((begun, id))?;
         }
         // The types of a sink replace its earlier ones. A subscription of readers keeps its earlier types, because
         // several readers share it.
-        if let SubscriptionMode::Queue(_) = subscribe.mode {
+        if let SubscriptionMode::Queue(_) = mode {
             tx.connection.prepare_cached("DELETE FROM subscription_pattern WHERE subscription = ?")?.execute([id])?;
             for partition in 0..PARTITIONS {
                 tx.connection
@@ -67,7 +66,7 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
                     .execute((id, partition))?;
             }
         }
-        for kind in &subscribe.types {
+        for kind in types {
             tx.connection
                 .prepare_cached("INSERT OR IGNORE INTO subscription_pattern (subscription, pattern) VALUES (?, ?)")?
                 .execute((id, glob(kind)))?;

@@ -15,10 +15,10 @@ impl HistoryStore for Sqlite {
     async fn history_record(&self, timings: Vec<TimingCount>, now: Timestamp) -> Result<usize> {
         // SQLite: a reader checks first, so that an idle server does not use the writer.
         let planned = timings.clone();
-        let nothing = self
+        let is_empty = self
             .read(move |connection, shared| Ok(plan(connection, &shared.lanes.all(), &planned)?.is_empty()))
             .await?;
-        if nothing {
+        if is_empty {
             return Ok(0);
         }
         self.writer.call(move |tx| record(tx, &timings, now)).await

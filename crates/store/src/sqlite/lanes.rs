@@ -1,4 +1,4 @@
-//! Lanes: creating and reclaiming them.
+//! Creates and reclaims lanes.
 
 use std::collections::HashSet;
 
@@ -85,7 +85,7 @@ fn is_used(connection: &Connection, lane: LaneId) -> Result<bool> {
         .exists([lane])?)
 }
 
-/// Returns the lane of each job, and creates those that do not exist. Fails before it has written anything.
+/// Returns the lane of each job, and creates those that do not exist. If there are too many lanes, it writes nothing.
 pub fn lanes_of(tx: &Tx, jobs: &[NewJob]) -> Result<Vec<LaneId>> {
     let unknown: HashSet<LaneName> =
         jobs.iter().map(LaneName::of).filter(|name| tx.shared.lanes.id_of(*name).is_none()).collect();

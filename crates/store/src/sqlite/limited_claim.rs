@@ -1,4 +1,4 @@
-//! Claims of lanes with limits or keys.
+//! Claims jobs of lanes with limits or keys.
 
 use std::collections::HashMap;
 
@@ -77,7 +77,7 @@ fn claim_lane(
     let mut result = LimitedClaim::default();
     let mut rows = Vec::new();
     if room > 0 {
-        // One more than may start, to see whether any is delayed.
+        // One more than may start, to see whether a job must wait for the limit.
         let wanted = request.limit.min(room.saturating_add(1));
         rows = first_ready(tx, lane, wanted, request.candidates.as_deref())?;
     }

@@ -1,4 +1,4 @@
-//! Definitions of machines.
+//! Stores and reads the definitions of machines.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Reads: single jobs, counters, due work.
+//! Reads single jobs, counters and due work.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -237,10 +237,10 @@ pub fn log(connection: &Connection, shared: &Shared, id: JobId) -> Result<Option
     Ok(view.map(|view| view.execution_log))
 }
 
-/// Returns the rows of a job, with its newest `messages`.
-fn parts(connection: &Connection, shared: &Shared, id: JobId, messages: usize) -> Result<Option<JobParts>> {
+/// Returns the rows of a job, with up to `max_messages` of its newest messages.
+fn parts(connection: &Connection, shared: &Shared, id: JobId, max_messages: usize) -> Result<Option<JobParts>> {
     let Some(row) = job_row(connection, shared, id)? else { return Ok(None) };
-    let (messages, omitted) = job_log::messages(connection, id, messages)?;
+    let (messages, omitted) = job_log::messages(connection, id, max_messages)?;
     let details = Details {
         attempts: attempt_rows(connection, id)?,
         messages,

@@ -1,4 +1,4 @@
-//! Reports of running jobs: their start, progress, a log line, a finished step.
+//! Stores the reports of running jobs: their start, progress, log messages and finished steps.
 
 use std::collections::HashMap;
 

@@ -56,7 +56,7 @@ impl Storage {
         if let Err(error) = self.mark(&cause) {
             tracing::error!(%error, "failure not recorded, check the database with \"faena doctor\" before the next start");
         }
-        let public = cause.with_public_reason("the disk of the database has failed; the server ends");
+        let public = cause.with_public_reason("the disk of the database has failed; the server is shutting down");
         self.failure.send_replace(Some(public.clone()));
         public
     }

@@ -1,4 +1,4 @@
-//! Limits of running tasks per machine.
+//! Limits the number of running tasks of each machine.
 
 use faena_domain::{TaskId, Timestamp};
 use faena_machine::{Definition, Input};

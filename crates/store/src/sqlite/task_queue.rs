@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::{Sqlite, tasks, writer::Tx};
 use crate::{Result, StoreError, TaskAnswer, TaskInput};
 
-/// Number of calls that are applied together.
+/// Maximum number of calls that are applied together.
 const MAX_GROUP_CALLS: usize = 512;
 
 /// Inputs of one caller, with its time.

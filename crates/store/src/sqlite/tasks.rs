@@ -1,4 +1,4 @@
-//! Machines and tasks.
+//! Stores machines and tasks.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Instant};
 
@@ -191,7 +191,7 @@ fn update_task(tx: &Tx, id: TaskId, task: &mut ChangedTask) -> Result<()> {
             id.0,
         ])?;
     } else {
-        // SQLite: writes the entries of every index whose columns a statement names, even if their values do not change.
+        // SQLite: a statement writes the entries of every index whose columns it names, even if no value changes.
         let sql = "UPDATE task SET updated_at = ?, body = ?, events = ? WHERE id = ?";
         tx.connection.prepare_cached(sql)?.execute(params![updated_at, body, events, id.0])?;
     }
@@ -217,7 +217,8 @@ fn signal_changes(tx: &Tx, batch: &Batch) {
     }
 }
 
-/// Applies inputs to those tasks that match `only`. Returns the answers, and how many deadlines were missed.
+/// Applies inputs to those tasks that match `only`, if it is given. Returns the answers, and how many deadlines were
+/// missed.
 pub fn apply_to(tx: &Tx, calls: &[TimedInputs], only: Option<TaskFilter>) -> Result<(Vec<Option<TaskAnswer>>, usize)> {
     let mut batch = Batch { only, ..Batch::default() };
     let all: Vec<&TaskInput> = calls.iter().flat_map(|(inputs, _)| inputs).collect();

@@ -105,7 +105,7 @@ pub fn put(tx: &Tx, webhook: NewWebhook) -> Result<()> {
     Ok(())
 }
 
-/// The next webhook of a host.
+/// A webhook that is due.
 struct DueWebhook {
     delivery: Delivery,
     state: WebhookState,
@@ -143,9 +143,9 @@ pub fn take(tx: &Tx, request: &WebhookTakeRequest, now: Timestamp) -> Result<Web
 fn hosts(connection: &Connection) -> Result<Vec<String>> {
     let mut statement = connection
         .prepare_cached("SELECT host FROM webhook WHERE due_at IS NOT NULL AND host > ? ORDER BY host LIMIT 1")?;
-    let first =
+    let has_empty_host =
         connection.prepare_cached("SELECT 1 FROM webhook WHERE due_at IS NOT NULL AND host = '' LIMIT 1")?.exists([])?;
-    let mut hosts: Vec<String> = first.then(String::new).into_iter().collect();
+    let mut hosts: Vec<String> = has_empty_host.then(String::new).into_iter().collect();
     let mut last = String::new();
     while let Some(host) = statement.query_row([&last], |row| row.get::<_, String>(0)).optional()? {
         last.clone_from(&host);
@@ -373,23 +373,23 @@ pub fn list(
     after: Option<WebhookId>,
     limit: usize,
 ) -> Result<Vec<WebhookView>> {
-    let (matches, parameters) = matches(filter, after);
-    let sql = format!("SELECT {COLUMNS} FROM webhook WHERE {matches} ORDER BY id DESC LIMIT {limit}");
+    let (condition, parameters) = condition(filter, after);
+    let sql = format!("SELECT {COLUMNS} FROM webhook WHERE {condition} ORDER BY id DESC LIMIT {limit}");
     let mut statement = connection.prepare_cached(&sql)?;
     let rows = statement.query_map(rusqlite::params_from_iter(parameters), view)?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
 fn total(connection: &Connection, filter: &WebhookFilter) -> Result<u64> {
-    let (matches, parameters) = matches(filter, None);
-    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM webhook WHERE {matches} LIMIT {COUNT_LIMIT})");
+    let (condition, parameters) = condition(filter, None);
+    let sql = format!("SELECT count(*) FROM (SELECT 1 FROM webhook WHERE {condition} LIMIT {COUNT_LIMIT})");
     let total: i64 =
         connection.prepare_cached(&sql)?.query_row(rusqlite::params_from_iter(parameters), |row| row.get(0))?;
     Ok(total.unsigned_abs())
 }
 
 /// Returns the condition for matching webhooks whose id is below `after`, and its parameters.
-fn matches(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Vec<Box<dyn rusqlite::ToSql>>) {
+fn condition(filter: &WebhookFilter, after: Option<WebhookId>) -> (String, Vec<Box<dyn rusqlite::ToSql>>) {
     let mut sql = "id < ?1".to_owned();
     let mut parameters: Vec<Box<dyn rusqlite::ToSql>> = vec![Box::new(after.map_or(Uuid::max(), |id| id.0))];
     let mut add = |column: &str, value: Box<dyn rusqlite::ToSql>| {

@@ -1,4 +1,4 @@
-//! Registrations of workers: they connect, report their status, and end.
+//! Registers workers, records their status, and ends their registrations.
 //!
 //! A claim belongs to its worker while the row in `worker` is alive, whatever happens to the server it is connected to.
 //! Ending a registration releases its claims in the same transaction.
@@ -214,17 +214,17 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
 }
 
 pub fn update(tx: &Tx, updates: &[WorkerUpdate]) -> Result<Vec<WorkerUpdateResult>> {
-    updates.iter().map(|updates| update_one(tx, updates)).collect()
+    updates.iter().map(|update| update_one(tx, update)).collect()
 }
 
-fn update_one(tx: &Tx, updates: &WorkerUpdate) -> Result<WorkerUpdateResult> {
+fn update_one(tx: &Tx, update: &WorkerUpdate) -> Result<WorkerUpdateResult> {
     let row: Option<(i16, Option<String>, bool)> = tx
         .connection
         .prepare_cached("SELECT state, reason, drain FROM worker WHERE id = ? AND session = ? AND ended_at IS NULL")?
-        .query_row((updates.id.0, updates.session), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .query_row((update.id.0, update.session), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .optional()?;
     let Some((code, reason, drain)) = row else { return Ok(WorkerUpdateResult { connected: false, drain: false }) };
-    let changes = allowed(worker_state(code), &updates.changes);
+    let changes = allowed(worker_state(code), &update.changes);
     let (code, reason) =
         changes.last().map_or((code, reason), |change| (worker_code(change.state), change.reason.clone()));
     // A worker whose server was declared dead keeps its deadline: otherwise it would never be declared lost.
@@ -236,16 +236,16 @@ fn update_one(tx: &Tx, updates: &WorkerUpdate) -> Result<WorkerUpdateResult> {
              WHERE id = ?1",
         )?
         .execute((
-            updates.id.0,
+            update.id.0,
             code,
             reason,
-            updates.seen_at.as_ms(),
-            updates.deadline.map(Timestamp::as_ms),
-            updates.completed as i64,
-            updates.failed as i64,
-            updates.breaker,
+            update.seen_at.as_ms(),
+            update.deadline.map(Timestamp::as_ms),
+            update.completed as i64,
+            update.failed as i64,
+            update.breaker,
         ))?;
-    add_changes(tx, updates.id, &changes)?;
+    add_changes(tx, update.id, &changes)?;
     Ok(WorkerUpdateResult { connected: true, drain })
 }
 
@@ -323,7 +323,7 @@ pub fn detach(tx: &Tx, live: &LiveWorker, exit: NodeExit, grace_periods: GracePe
     Ok(())
 }
 
-/// Returns whether a sweep has something to do, and when the next one has.
+/// Returns whether a sweep has something to do, and the next deadline of a worker.
 pub fn due(connection: &Connection, forget_before: Timestamp, now: Timestamp) -> Result<(bool, Option<Timestamp>)> {
     let next_at = next_deadline(connection)?;
     let old = connection.prepare_cached(FORGOTTEN)?.exists((forget_before.as_ms(), 1))?;
@@ -353,7 +353,7 @@ pub fn sweep(tx: &Tx, orphan_delay_ms: i64, forget_before: Timestamp, now: Times
     Ok(swept)
 }
 
-/// Keeps registrations with claims, because they show which worker had the jobs.
+/// Selects ended registrations to delete. Keeps those with claims, because they show which worker had the jobs.
 const FORGOTTEN: &str = "SELECT id FROM worker WHERE ended_at IS NOT NULL AND ended_at < ?
      AND id NOT IN (SELECT owner FROM claim) LIMIT ?";
 

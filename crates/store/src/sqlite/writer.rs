@@ -76,7 +76,7 @@ pub struct Writer {
 struct Senders {
     small: mpsc::Sender<Call>,
     large: mpsc::Sender<Call>,
-    /// The last field, so that the writer wakes after a channel was closed.
+    /// Dropped last, because it is the last field: the writer wakes after the channels were closed.
     _wake: WakeOnDrop,
 }
 

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_one_database_has_stops_the_move() {
+    fn a_table_or_column_that_only_one_database_has_stops_the_move() {
         let source = [column("a", "x", None, 1), column("b", "x", None, 0), column("c", "x", None, 0)];
         let target = [
             column("a", "x", Some("int4"), 0),

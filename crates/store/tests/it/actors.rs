@@ -104,7 +104,7 @@ pub async fn a_bulk_action_names_who_began_it(fixture: &Fixture) {
     let new = NewBulk { id, work, actor, per_second: None, up_to: job.id.0, matched: 1 };
     fixture.store.bulk_begin(new, fixture.at(2), fixture.at(2)).await.unwrap();
     let bulk = fixture.store.bulk_get(id).await.unwrap().unwrap();
-    // The second id is skipped, which must not leave its actor behind.
+    // The second job is skipped. The actor of the bulk action must not stay set after that.
     let ids = vec![job.id.0, fixture.submit(fixture.job("a", 2)).await.0];
     let step = BulkStep { bulk, last: ids.last().copied(), ids, due_at: None };
     assert!(fixture.store.bulk_step(step, fixture.at(3)).await.unwrap());

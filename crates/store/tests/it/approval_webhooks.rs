@@ -61,7 +61,7 @@ async fn take(fixture: &Fixture, ms: i64) -> Vec<Delivery> {
 }
 
 async fn settle(fixture: &Fixture, deliveries: &[Delivery], ms: i64) {
-    let settled = deliveries.iter().map(|delivery| WebhookResult {
+    let results = deliveries.iter().map(|delivery| WebhookResult {
         id: delivery.id,
         number: delivery.number,
         attempt: delivery.attempt,
@@ -73,7 +73,7 @@ async fn settle(fixture: &Fixture, deliveries: &[Delivery], ms: i64) {
         answer: None,
         next: WebhookNext::Delivered,
     });
-    let settled = fixture.store.webhook_settle(settled.collect(), fixture.at(ms)).await.unwrap();
+    let settled = fixture.store.webhook_settle(results.collect(), fixture.at(ms)).await.unwrap();
     assert!(settled.into_iter().all(|settled| settled));
 }
 
@@ -182,5 +182,5 @@ pub async fn webhooks_of_an_approval_are_deleted_with_their_task(fixture: &Fixtu
     assert_eq!(fixture.store.task_prune(fixture.at(10), 10).await.unwrap(), 2);
     assert_eq!(events(fixture, first_task).await.len(), 0);
     assert_eq!(fixture.database.number("SELECT count(*) FROM webhook_attempt").await, 0);
-    assert_eq!(events(fixture, other_task).await.len(), 2, "what is not delivered yet is still sent");
+    assert_eq!(events(fixture, other_task).await.len(), 2, "webhooks that are not delivered yet are kept");
 }

@@ -1,4 +1,4 @@
-//! What one caller or one worker can make the store keep, and what happens beyond that.
+//! Limits on what one caller or worker can make the store keep, and what happens beyond them.
 
 use faena_domain::{JobState, LogEntry, LogEvent};
 use faena_store::{
@@ -13,6 +13,8 @@ fn few_lanes(max_lanes: usize) -> StoreOptions {
     StoreOptions { max_lanes, ..StoreOptions::default() }
 }
 
+/// Reclaims lanes until at least `wanted` of them are deleted.
+///
 /// PostgreSQL: a lane is retired first, and deleted two calls later, or when transactions of other tests have ended.
 pub async fn reclaim(fixture: &Fixture, wanted: usize) -> usize {
     let mut deleted = 0;
@@ -239,7 +241,7 @@ pub async fn dependents_of_a_parent_that_is_retried_between_two_slices_wait_for_
     );
 }
 
-pub async fn a_message_of_a_run_counts_for_its_job_only(fixture: &Fixture) {
+pub async fn the_log_limit_applies_to_each_job_separately(fixture: &Fixture) {
     let fixture = &fixture.reopen(small_limits()).await;
     fixture.submit_all(vec![fixture.job("a", 0), fixture.job("a", 0)]).await;
     let jobs = fixture.claim(2, 1).await;

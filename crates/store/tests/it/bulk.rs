@@ -75,7 +75,7 @@ pub async fn a_step_is_processed_once_whichever_node_takes_it(fixture: &Fixture)
     let bulk = begin(fixture, BulkAction::Retry, vec![JobState::Cancelled], ids[1], Some(1)).await;
     let first = step(fixture, &bulk, &ids[..1], Some(500));
     assert!(fixture.store.bulk_step(first.clone(), fixture.at(100)).await.unwrap());
-    // It fails again immediately; a concurrent reader must not retry it a second time.
+    // The job is cancelled again immediately. The same step of another node must not retry it a second time.
     fixture.cancel(ids[0], 101).await;
     assert!(!fixture.store.bulk_step(first, fixture.at(102)).await.unwrap());
     assert_eq!(fixture.states([ids[0], ids[1]]).await, [JobState::Cancelled, JobState::Cancelled]);

@@ -38,7 +38,7 @@ fn ids(claim: &ClaimResult) -> Vec<JobId> {
 pub async fn a_claim_with_candidates_takes_only_those_that_are_ready_there(fixture: &Fixture) {
     let all = fixture.submit_all((0..6).map(|n| fixture.job(["a", "b"][n % 2], 7)).collect()).await;
     let mut chosen = candidates(fixture, &[all[4], all[2], all[3]]).await;
-    // Ready since another time, in another lane, and unknown.
+    // These three are not claimed: a wrong ready time, a wrong lane, and an unknown job.
     chosen.push(ClaimCandidate { ready_at: fixture.at(8), ..candidate(fixture, all[0]).await });
     chosen.push(ClaimCandidate { lane: fixture.lane_of(all[0]).await.id, ..candidate(fixture, all[1]).await });
     chosen.push(ClaimCandidate { id: JobId::new(), ..candidate(fixture, all[1]).await });

@@ -18,7 +18,7 @@ pub async fn a_claim_orders_by_score_so_waiting_outweighs_priority(fixture: &Fix
     let high = fixture.submit(at(1_999_999, Priority::High)).await;
     let critical = fixture.submit(at(2_999_998, Priority::Critical)).await;
 
-    // low 3 000 000, normal 3 000 001, high 2 999 999, critical 2 999 998
+    // Scores: low 3 000 000, normal 3 000 001, high 2 999 999, critical 2 999 998. The lowest score is claimed first.
     assert_eq!(ids(&fixture.claim(2, 3_000_000).await), [critical, high]);
     assert_eq!(ids(&fixture.claim(2, 3_000_000).await), [old_low, normal]);
 }

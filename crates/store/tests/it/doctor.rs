@@ -35,7 +35,7 @@ pub fn literal(fixture: &Fixture, id: uuid::Uuid) -> String {
     fixture.database.literal(JobId(id))
 }
 
-/// Creates jobs in all states, workers in all states, keys, labels, limits, webhooks.
+/// Creates jobs in all states, workers in several states, keys, labels, webhooks and a bulk action.
 pub async fn fill(fixture: &Fixture) -> SampleJobs {
     let later = fixture.at(3_600_000);
     let in_flight = fixture.submit_and_claim(fixture.job("in-flight", 0)).await;
@@ -78,7 +78,7 @@ pub async fn fill(fixture: &Fixture) -> SampleJobs {
     let other_lane = fixture.submit(fixture.job("other", 18)).await;
     fixture.submit(fixture.job("delayed", 18).scheduled(later)).await;
     let child = fixture.submit(fixture.job("child", 18).after(&[ready])).await;
-    let keyed = fill_limits_and_deliveries(fixture, done.id).await;
+    let keyed = fill_key_queue_and_webhooks(fixture, done.id).await;
     SampleJobs {
         ready,
         other_lane,
@@ -95,8 +95,8 @@ pub async fn fill(fixture: &Fixture) -> SampleJobs {
     }
 }
 
-/// Inserts rows of a keyed lane, webhooks and bulk actions, as the store methods write them.
-async fn fill_limits_and_deliveries(fixture: &Fixture, done: JobId) -> JobId {
+/// Submits a job with a key, and inserts webhooks and a bulk action as the store methods write them. Returns the job.
+async fn fill_key_queue_and_webhooks(fixture: &Fixture, done: JobId) -> JobId {
     let now = fixture.start.as_ms();
     let id = fixture.submit(fixture.job("keyed", 19).queue("limited").concurrency_key("d")).await;
     let done = fixture.database.literal(done);
@@ -163,7 +163,7 @@ pub async fn assert_repairs(fixture: &Fixture, damage: &[String], expected: &[&s
     assert_findings(fixture, &[]).await;
     assert_eq!(fixture.database.number("SELECT count(*) FROM job").await, jobs, "no job was lost");
     for code in expected {
-        let reported = fixture
+        let entries = fixture
             .database
             .number(&format!(
                 "SELECT count(*) FROM audit WHERE action = 'doctor.fix' AND actor = 'cli' AND target = '{code}'"
@@ -171,7 +171,7 @@ pub async fn assert_repairs(fixture: &Fixture, damage: &[String], expected: &[&s
             .await;
         // A fault that another repair has fixed has no entry of its own.
         assert!(
-            reported > 0 || !repaired.iter().any(|done| done.code == *code),
+            entries > 0 || !repaired.iter().any(|done| done.code == *code),
             "{code} in the audit log: {repaired:?}"
         );
     }
@@ -419,7 +419,7 @@ pub async fn a_blocked_job_without_parents_is_released(fixture: &Fixture) {
     fixture.store.close().await;
 }
 
-pub async fn a_blocked_job_with_a_distant_check_is_checked_now(fixture: &Fixture) {
+pub async fn a_blocked_job_whose_next_check_is_too_late_is_checked_now(fixture: &Fixture) {
     let jobs = fill(fixture).await;
     let child = fixture.database.literal(jobs.child);
     assert_repairs(

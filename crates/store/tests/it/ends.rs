@@ -129,7 +129,7 @@ pub async fn the_last_progress_stays_in_every_later_state(fixture: &Fixture) {
     assert_eq!(fixture.get(without_progress.id).await.progress, None);
 }
 
-pub async fn an_event_that_a_worker_names_is_an_entry_of_the_log(fixture: &Fixture) {
+pub async fn a_custom_event_of_a_worker_is_an_entry_of_the_log(fixture: &Fixture) {
     let job = fixture.submit_and_claim(fixture.job("a", 0)).await;
     let event = LogEvent::custom("training_started").unwrap();
     let named = RunUpdateKind::Message { event: event.clone(), text: "10 epochs".into() };
@@ -154,7 +154,7 @@ pub async fn a_step_is_kept_once_and_survives_the_run(fixture: &Fixture) {
     assert_eq!(fixture.get(first.id).await.steps.len(), 1);
 }
 
-pub async fn steps_move_the_progress(fixture: &Fixture) {
+pub async fn completed_steps_update_the_progress(fixture: &Fixture) {
     let named_step = |name: &str, total| RunUpdateKind::Step { name: name.into(), result: "1".into(), total };
     let job = fixture.submit_and_claim(fixture.job("a", 0)).await;
     let shown = async || {
@@ -202,7 +202,7 @@ pub async fn reported_progress_wins_over_counted_steps(fixture: &Fixture) {
     assert_eq!(
         fixture.get(job.id).await.progress.unwrap().completed_steps,
         None,
-        "no step counts before the first step"
+        "steps are not counted before the first one"
     );
     assert!(fixture.report_update(&job, total(Some(5)), 2).await);
     let progress = fixture.get(job.id).await.progress.unwrap();
@@ -354,7 +354,7 @@ pub async fn a_report_of_a_deleted_job_changes_nothing(fixture: &Fixture) {
     fixture.complete(&jobs[5], 4).await;
 }
 
-pub async fn a_failed_attempt_waits_and_keeps_its_retry_count(fixture: &Fixture) {
+pub async fn a_job_with_a_failed_attempt_waits_and_keeps_its_retry_count(fixture: &Fixture) {
     let first = fixture.submit_and_claim(fixture.job("a", 0)).await;
     fixture.report_start(&first, 1).await;
     fixture.retry_at(&first, 5_000, 2).await;
@@ -385,7 +385,7 @@ pub async fn a_job_without_attempts_left_is_dead_lettered(fixture: &Fixture) {
     assert!(fixture.claim(1, 6).await.is_empty());
 }
 
-pub async fn a_returned_job_keeps_its_retry_count_and_ready_time(fixture: &Fixture) {
+pub async fn a_released_job_keeps_its_retry_count_and_ready_time(fixture: &Fixture) {
     let first = fixture.submit_and_claim(fixture.job("a", 0)).await;
     fixture.retry_at(&first, 10, 1).await;
     fixture.promote(10).await;

@@ -1,4 +1,4 @@
-//! Events: recorded in order, in the transaction that causes them, and only while a subscription exists.
+//! Events of jobs: recorded in order, in the transaction that causes them, and only while a subscription exists.
 
 use std::collections::HashMap;
 
@@ -246,7 +246,7 @@ pub async fn a_changed_job_from_before_the_subscription_has_no_created_event(fix
     assert_eq!(transitions(fixture, late).await, ["job.status.changed >PENDING"]);
 }
 
-pub async fn a_delivery_has_the_number_of_its_attempt(fixture: &Fixture) {
+pub async fn the_event_of_an_assignment_has_the_retry_count(fixture: &Fixture) {
     subscribe(fixture, &["*"]).await;
     let id = fixture.submit(fixture.job("mail", 0)).await;
     for n in 0..3 {
@@ -259,7 +259,7 @@ pub async fn a_delivery_has_the_number_of_its_attempt(fixture: &Fixture) {
     }
 }
 
-pub async fn deleted_jobs_leave_no_counter(fixture: &Fixture) {
+pub async fn deleted_jobs_leave_no_event_sequence(fixture: &Fixture) {
     subscribe(fixture, &["*"]).await;
     let id = fixture.submit(fixture.job("mail", 0)).await;
     assert_eq!(fixture.database.number("SELECT count(*) FROM event_head").await, 1);

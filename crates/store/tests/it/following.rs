@@ -64,7 +64,7 @@ pub async fn write(store: Arc<dyn Store>, writer: i64, jobs: i64) {
     }
 }
 
-/// Number of events of `write`: each job is created, ready and cancelled.
+/// Returns the number of events that `write` causes: each job is created, ready and cancelled.
 pub fn event_count(jobs: i64) -> usize {
     (0..jobs).map(|n| 3 * (n % 3 + 1)).sum::<i64>() as usize
 }

@@ -139,7 +139,7 @@ pub async fn a_repeated_request_with_both_keys_returns_the_first_job(fixture: &F
     fixture.submit(fixture.job("sync", 5).unique("u")).await;
 }
 
-pub async fn a_unique_key_is_free_however_its_job_finishes(fixture: &Fixture) {
+pub async fn a_unique_key_is_free_again_however_its_job_finishes(fixture: &Fixture) {
     let job = |ms| fixture.job("sync", ms).unique("k").expires(fixture.at(1_000));
     fixture.complete(&fixture.submit_and_claim(job(0)).await, 1).await;
     fixture.fail(&fixture.submit_and_claim(job(2)).await, 3).await;

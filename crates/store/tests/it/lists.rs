@@ -264,19 +264,19 @@ pub async fn jobs_are_found_by_their_payload(fixture: &Fixture) {
     let second = fixture.submit(with(r#"{"to": "ada@example.com", "order": 8}"#, 1).queue("bulk")).await;
     let long = format!(r#"{{"text": "{}", "to": "ada@example.com"}}"#, "x".repeat(5_000));
     fixture.submit(with(&long, 2)).await;
-    let of = |text: &str| Filter { payload: Some(text.into()), ..Filter::default() };
-    assert_eq!(fixture.list(of("ADA@")).await, [second, first], "its beginning is searched");
-    assert_eq!(fixture.list(of("\"order\": 8")).await, [second]);
-    assert_eq!(fixture.list(Filter { tag: Some("eu".into()), ..of("ada") }).await, [first]);
-    assert_eq!(fixture.list(Filter { q: Some("bulk".into()), ..of("ada") }).await, [second]);
-    assert_eq!(fixture.list(Filter { states: vec![JobState::Failed], ..of("ada") }).await, []);
-    assert_eq!(fixture.list(of("%")).await, [], "no pattern");
+    let with_payload = |text: &str| Filter { payload: Some(text.into()), ..Filter::default() };
+    assert_eq!(fixture.list(with_payload("ADA@")).await, [second, first], "its beginning is searched");
+    assert_eq!(fixture.list(with_payload("\"order\": 8")).await, [second]);
+    assert_eq!(fixture.list(Filter { tag: Some("eu".into()), ..with_payload("ada") }).await, [first]);
+    assert_eq!(fixture.list(Filter { q: Some("bulk".into()), ..with_payload("ada") }).await, [second]);
+    assert_eq!(fixture.list(Filter { states: vec![JobState::Failed], ..with_payload("ada") }).await, []);
+    assert_eq!(fixture.list(with_payload("%")).await, [], "there are no wildcards");
     let failed = fixture.claim_one(3).await;
     fixture.fail(&failed, 4).await;
-    let both = Filter { error: Some("".into()), states: vec![JobState::Failed], ..of("ada") };
+    let both = Filter { error: Some("".into()), states: vec![JobState::Failed], ..with_payload("ada") };
     assert_eq!(fixture.list(both).await, [failed.id]);
     let oldest = Page { sort: Sort { by: SortBy::Updated, order: Order::Asc }, ..Page::after(None, 5) };
-    let page = fixture.store.job_list(&of("ada"), oldest).await.unwrap();
+    let page = fixture.store.job_list(&with_payload("ada"), oldest).await.unwrap();
     assert_eq!((page.total, page.jobs.len()), (2, 2));
 }
 
@@ -296,11 +296,12 @@ pub async fn jobs_are_found_by_name_worker_and_several_priorities(fixture: &Fixt
     assert_eq!(fixture.list(q("REMIND")).await, [other]);
     assert_eq!(fixture.list(q("invoice")).await, [other, own, plain], "types and names");
     assert_eq!(fixture.list(Filter { tag: Some("t".into()), ..q("remind") }).await, []);
-    let of = |key: &str| Filter { worker_id: Some(key.into()), ..Filter::default() };
-    assert_eq!(fixture.list(of("billing-1")).await, newest_first(&[jobs[0].id, jobs[1].id]));
-    assert_eq!(fixture.list(Filter { states: vec![JobState::Completed], ..of("billing-1") }).await, [jobs[0].id]);
-    assert_eq!(fixture.list(Filter { states: vec![JobState::Queued], ..of("billing-1") }).await, []);
-    assert_eq!(fixture.list(of("billing-2")).await, []);
+    let by_worker = |key: &str| Filter { worker_id: Some(key.into()), ..Filter::default() };
+    assert_eq!(fixture.list(by_worker("billing-1")).await, newest_first(&[jobs[0].id, jobs[1].id]));
+    let in_state = |state| Filter { states: vec![state], ..by_worker("billing-1") };
+    assert_eq!(fixture.list(in_state(JobState::Completed)).await, [jobs[0].id]);
+    assert_eq!(fixture.list(in_state(JobState::Queued)).await, []);
+    assert_eq!(fixture.list(by_worker("billing-2")).await, []);
     let priorities = vec![Priority::High, Priority::Low];
     assert_eq!(fixture.list(Filter { priorities, ..Filter::default() }).await, [other, own]);
 }

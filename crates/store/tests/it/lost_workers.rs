@@ -199,7 +199,7 @@ pub async fn a_worker_that_does_not_reconnect_is_declared_lost(fixture: &Fixture
     let id = fixture.submit(fixture.job("a", 0)).await;
     let job = fixture.claim_by(&worker, 1, 1).await.remove(0);
     fixture.recover(0, 3).await;
-    // A server that was wrongly declared dead still sends updates, but they do not count as watching the worker.
+    // A server that was wrongly declared dead still sends updates, but they do not remove the deadline of the worker.
     assert!(fixture.send_update(fixture.worker_update(&worker, &[WorkerState::Busy], 4)).await.connected);
     assert_eq!(fixture.sweep(LONG_AGO, 5).await.next_at, Some(fixture.at(10_003)));
 
@@ -217,7 +217,7 @@ pub async fn a_worker_that_does_not_reconnect_is_declared_lost(fixture: &Fixture
     assert!(fixture.sweep(LONG_AGO, 10_005).await.lost.is_empty());
 }
 
-pub async fn the_workers_inside_a_dead_server_end_with_it(fixture: &Fixture) {
+pub async fn the_built_in_worker_of_a_dead_server_ends_with_it(fixture: &Fixture) {
     let dead = NodeId::new();
     fixture.admit(named("server-9", fixture, WorkerKind::BuiltIn, dead), 0).await;
     fixture.submit(fixture.job("a", 0)).await;

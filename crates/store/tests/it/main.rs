@@ -80,7 +80,7 @@ behaviours! {
         a_long_chain_is_cancelled_in_slices_that_survive_a_restart,
         many_dependents_of_one_job_are_released_in_slices,
         dependents_of_a_parent_that_is_retried_between_two_slices_wait_for_it,
-        a_message_of_a_run_counts_for_its_job_only;
+        the_log_limit_applies_to_each_job_separately;
     tasks:
         a_version_of_a_machine_never_changes,
         a_repeated_event_is_applied_once_and_gets_the_same_answer,
@@ -187,8 +187,8 @@ behaviours! {
         a_queued_event_waits_once_for_every_subscribed_sink,
         the_last_event_of_a_job_always_has_its_state,
         a_changed_job_from_before_the_subscription_has_no_created_event,
-        a_delivery_has_the_number_of_its_attempt,
-        deleted_jobs_leave_no_counter,
+        the_event_of_an_assignment_has_the_retry_count,
+        deleted_jobs_leave_no_event_sequence,
         events_without_a_subscription_are_still_pruned;
     outbox:
         events_wait_for_their_sink_in_order_until_they_are_confirmed,
@@ -231,7 +231,7 @@ behaviours! {
         a_unique_key_twice_in_a_batch_is_rejected,
         twenty_concurrent_submits_with_one_unique_key_leave_one_job,
         a_repeated_request_with_both_keys_returns_the_first_job,
-        a_unique_key_is_free_however_its_job_finishes,
+        a_unique_key_is_free_again_however_its_job_finishes,
         a_manual_retry_takes_the_unique_key_again,
         a_manual_retry_is_rejected_while_another_job_has_the_unique_key,
         a_rejected_batch_leaves_no_key,
@@ -307,9 +307,9 @@ behaviours! {
         a_started_job_is_processing,
         progress_messages_and_steps_are_kept_and_shown,
         a_step_is_kept_once_and_survives_the_run,
-        steps_move_the_progress,
+        completed_steps_update_the_progress,
         the_last_progress_stays_in_every_later_state,
-        an_event_that_a_worker_names_is_an_entry_of_the_log,
+        a_custom_event_of_a_worker_is_an_entry_of_the_log,
         reported_progress_wins_over_counted_steps,
         the_steps_of_several_jobs_are_read_together,
         a_late_report_is_recorded_in_the_log,
@@ -319,9 +319,9 @@ behaviours! {
         another_end_of_an_ended_run_changes_nothing,
         an_end_after_its_claim_was_closed_is_stale_unless_it_is_a_repetition,
         a_report_of_a_deleted_job_changes_nothing,
-        a_failed_attempt_waits_and_keeps_its_retry_count,
+        a_job_with_a_failed_attempt_waits_and_keeps_its_retry_count,
         a_job_without_attempts_left_is_dead_lettered,
-        a_returned_job_keeps_its_retry_count_and_ready_time,
+        a_released_job_keeps_its_retry_count_and_ready_time,
         a_job_without_updates_leaves_only_its_job_and_done_rows,
         text_that_the_database_cannot_store_does_not_stop_other_jobs,
         the_log_of_a_plain_job_is_complete,
@@ -404,7 +404,7 @@ behaviours! {
         the_log_of_a_lost_run_is_complete;
     workers:
         a_live_registration_is_resumed_only_with_its_token_or_api_key,
-        a_refused_registration_says_until_when_the_worker_may_return,
+        a_rejected_registration_returns_the_deadline_of_the_live_worker,
         a_new_worker_passes_through_creating_and_connecting_to_ready,
         a_worker_whose_process_starts_becomes_ready_when_it_connects,
         a_worker_that_reconnects_keeps_its_jobs,
@@ -435,7 +435,7 @@ behaviours! {
         a_job_that_kills_its_worker_runs_out_of_attempts,
         a_worker_keeps_its_jobs_when_its_server_dies,
         a_worker_that_does_not_reconnect_is_declared_lost,
-        the_workers_inside_a_dead_server_end_with_it,
+        the_built_in_worker_of_a_dead_server_ends_with_it,
         the_deadline_of_a_worker_depends_on_its_transport,
         the_jobs_of_workers_without_a_server_are_listed_with_their_times,
         a_worker_lost_before_it_connected_was_never_assigned_its_job,
@@ -528,7 +528,7 @@ behaviours! {
         outbox_rows_without_an_event_or_a_sink_are_removed,
         a_running_row_without_a_claim_is_removed,
         a_blocked_job_without_parents_is_released,
-        a_blocked_job_with_a_distant_check_is_checked_now,
+        a_blocked_job_whose_next_check_is_too_late_is_checked_now,
         run_numbers_in_use_are_skipped,
         a_missing_run_sequence_is_recreated,
         an_invalid_setting_is_reported,
@@ -554,7 +554,7 @@ behaviours! {
     limits:
         no_claim_and_no_outcome_exceeds_a_limit,
         a_limit_allows_another_job_however_the_first_ends,
-        a_limit_allows_exactly_its_number_in_order,
+        a_limit_of_two_allows_only_the_first_two_jobs,
         a_shared_limit_orders_by_score_and_not_by_lane,
         prefetching_leaves_jobs_for_other_workers,
         a_blocked_key_does_not_delay_others,

@@ -98,13 +98,13 @@ impl ModelTest<'_> {
     }
 
     fn pick_in_flight(&mut self) -> Option<(JobId, ClaimedJob)> {
-        let in_flight = self.model.with(|job| job.claim.is_some());
+        let in_flight = self.model.ids_where(|job| job.claim.is_some());
         let id = *self.random.pick(&in_flight)?;
         Some((id, self.model.jobs[&id].claim.as_ref()?.claimed.clone()))
     }
 
     fn pick_any(&mut self) -> Option<JobId> {
-        let all = self.model.with(|_| true);
+        let all = self.model.ids_where(|_| true);
         self.random.pick(&all).copied()
     }
 
@@ -182,10 +182,11 @@ impl ModelTest<'_> {
             self.model.jobs.insert(job.id, model);
             let state_of = |id: &JobId| self.model.jobs[id].state;
             let open: Vec<JobId> = parents.iter().copied().filter(|id| !state_of(id).is_terminal()).collect();
-            let bad = parents.iter().any(|id| state_of(id).is_terminal() && state_of(id) != JobState::Completed);
-            let bad = bad && !self.model.jobs[&job.id].run_on_parent_failure;
+            let has_failed_parent =
+                parents.iter().any(|id| state_of(id).is_terminal() && state_of(id) != JobState::Completed);
+            let is_cancelled = has_failed_parent && !self.model.jobs[&job.id].run_on_parent_failure;
             self.model.job(job.id).parents = open.clone();
-            if bad {
+            if is_cancelled {
                 self.model.finish(job.id, JobState::Cancelled, now);
             } else if open.is_empty() {
                 self.model.delay_or_make_ready(job.id, now);
@@ -221,12 +222,12 @@ impl ModelTest<'_> {
     }
 
     async fn set_limit(&mut self) {
-        let at = self.random.below(3);
-        let limit = self.random.chance(80).then(|| 1 + self.random.below([8, 4, 2][at]));
-        self.action = format!("limit {at} becomes {limit:?}");
-        let scope = [Scope::System, Scope::Type("b".into()), Scope::Key("tenant-*".into())][at].clone();
+        let index = self.random.below(3);
+        let limit = self.random.chance(80).then(|| 1 + self.random.below([8, 4, 2][index]));
+        self.action = format!("limit {index} becomes {limit:?}");
+        let scope = [Scope::System, Scope::Type("b".into()), Scope::Key("tenant-*".into())][index].clone();
         self.fixture.limit(scope, limit.map(|limit| u32::try_from(limit).unwrap()), self.now).await;
-        self.model.limits[at] = limit;
+        self.model.limits[index] = limit;
     }
 
     async fn start(&mut self) {
@@ -258,7 +259,7 @@ impl ModelTest<'_> {
             && job.unique.is_none()
             && job.expires_at.is_none()
             && job.claim.as_ref().is_some_and(|claim| !claim.cancel_requested);
-        let others_of_its_claim = self.model.with(|job| {
+        let others_of_its_claim = self.model.ids_where(|job| {
             job.claim.as_ref().is_some_and(|claim| claim.claimed.run == claimed.run && claim.claimed.id != id)
         });
         let end = RunEnd {
@@ -367,13 +368,12 @@ impl ModelTest<'_> {
         }
         answer.unwrap();
         self.model.jobs.remove(&id);
-        // The store reads the clock when it deletes a job, so only the store knows when the dependents were released or cancelled.
-        let dependents = self.model.with(|job| !job.parents.is_empty());
+        let dependents = self.model.ids_where(|job| !job.parents.is_empty());
         self.model.release_dependents(id, None, self.now);
         self.learn_times(&dependents).await;
     }
 
-    /// Reads times that the model cannot know.
+    /// Copies the times that the model does not compute from the store.
     async fn learn_times(&mut self, ids: &[JobId]) {
         for id in ids {
             let seen = self.fixture.get(*id).await;
@@ -393,7 +393,7 @@ impl ModelTest<'_> {
         let now = self.now;
         let waits = |job: &Job| !job.state.is_terminal() && job.claim.is_none();
         loop {
-            let expired = self.model.with(|job| waits(job) && job.expires_at.is_some_and(|at| at <= now));
+            let expired = self.model.ids_where(|job| waits(job) && job.expires_at.is_some_and(|at| at <= now));
             let Some(id) = expired.first() else { break };
             self.model.finish(*id, JobState::Failed, now);
         }
@@ -416,18 +416,18 @@ impl ModelTest<'_> {
         }
         let lost = self.model.in_flight(ClaimOwner::DeadNode);
         for id in &lost {
-            let costs = self.model.jobs[id].state == JobState::Processing;
-            self.release(*id, costs, delay);
+            let uses_attempt = self.model.jobs[id].state == JobState::Processing;
+            self.release(*id, uses_attempt, delay);
         }
         self.learn_times(&lost).await;
     }
 
-    fn release(&mut self, id: JobId, costs: bool, delay: i64) {
+    fn release(&mut self, id: JobId, uses_attempt: bool, delay: i64) {
         let now = self.now;
         let job = &self.model.jobs[&id];
         if job.claim.as_ref().is_some_and(|claim| claim.cancel_requested) {
             self.model.finish(id, JobState::Cancelled, now);
-        } else if !costs {
+        } else if !uses_attempt {
             self.model.requeue(id, &RunOutcome::Released, now, 0);
         } else if job.retries < job.max_retries {
             self.model.requeue(id, &self.fixture.retry(0), now, now + delay);

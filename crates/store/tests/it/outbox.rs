@@ -74,7 +74,7 @@ async fn dead(fixture: &Fixture) -> Vec<DeadEvent> {
     fixture.store.outbox_dead(DeadFilter::default(), None, 100).await.unwrap()
 }
 
-fn open() -> DeadFilter {
+fn unresolved() -> DeadFilter {
     DeadFilter { is_resolved: Some(false), ..DeadFilter::default() }
 }
 
@@ -285,7 +285,7 @@ pub async fn a_sink_that_skips_continues_behind_a_dead_letter_and_one_that_parks
                 assert_eq!(
                     fixture
                         .store
-                        .outbox_resolve(open(), "reported by phone", "ana", fixture.at(ms + 30))
+                        .outbox_resolve(unresolved(), "reported by phone", "ana", fixture.at(ms + 30))
                         .await
                         .unwrap(),
                     1
@@ -293,7 +293,7 @@ pub async fn a_sink_that_skips_continues_behind_a_dead_letter_and_one_that_parks
                 assert_eq!(subjects(&send_all(fixture, ms + 40).await), [bad], "the parked event is published");
             }
         }
-        fixture.store.outbox_resolve(open(), "done", "ana", fixture.at(ms + 50)).await.unwrap();
+        fixture.store.outbox_resolve(unresolved(), "done", "ana", fixture.at(ms + 50)).await.unwrap();
     }
 }
 
@@ -330,7 +330,7 @@ pub async fn dead_letters_are_replayed_in_order_under_their_own_ids_at_a_rate(fi
     for (n, id) in ids.iter().enumerate().rev() {
         make_dead_letter(fixture, *id, 100 * n as i64 + 10).await;
     }
-    assert_eq!(fixture.store.outbox_replay(open(), Some(2), "ana", fixture.at(10_000)).await.unwrap(), 4);
+    assert_eq!(fixture.store.outbox_replay(unresolved(), Some(2), "ana", fixture.at(10_000)).await.unwrap(), 4);
     let mut seen = Vec::new();
     for (ms, count) in [(10_000, 1), (10_499, 1), (10_500, 2), (11_000, 3), (11_500, 4)] {
         let taken = take(fixture, ms).await;
@@ -344,7 +344,7 @@ pub async fn dead_letters_are_replayed_in_order_under_their_own_ids_at_a_rate(fi
     assert!(dead_letters.iter().all(|dead_letter| dead_letter.resolution_notes.as_deref() == Some("replayed")));
     let entry = fixture.store.audit_list(AuditFilter::default(), 9).await.unwrap().remove(0);
     assert_eq!((entry.actor.as_str(), entry.action.as_str(), entry.count), ("ana", "outbox.replay", 4));
-    assert_eq!(fixture.store.outbox_replay(open(), None, "ana", fixture.at(12_000)).await.unwrap(), 0);
+    assert_eq!(fixture.store.outbox_replay(unresolved(), None, "ana", fixture.at(12_000)).await.unwrap(), 0);
 }
 
 pub async fn a_replayed_dead_letter_precedes_the_events_parked_behind_it(fixture: &Fixture) {
@@ -352,7 +352,7 @@ pub async fn a_replayed_dead_letter_precedes_the_events_parked_behind_it(fixture
     let id = fixture.submit(fixture.job("mail", 0)).await;
     make_dead_letter(fixture, id, 10).await;
     assert_eq!(take(fixture, 20).await.events.len(), 0);
-    fixture.store.outbox_replay(open(), Some(1), "ana", fixture.at(30)).await.unwrap();
+    fixture.store.outbox_replay(unresolved(), Some(1), "ana", fixture.at(30)).await.unwrap();
     let kinds: Vec<String> = send_all(fixture, 31).await.into_iter().map(|event| event.event.kind).collect();
     assert_eq!(kinds, ["job.created", "job.status.changed"]);
 }
@@ -381,7 +381,7 @@ pub async fn dead_letters_are_found_by_filter_and_in_pages(fixture: &Fixture) {
     assert_eq!(find(DeadFilter { ids: vec![second], ..any() }, None, 9).await, [ids[1]]);
     fixture.store.outbox_resolve(DeadFilter { ids: vec![second], ..any() }, "", "ana", fixture.at(500)).await.unwrap();
     assert_eq!(find(DeadFilter { is_resolved: Some(true), ..any() }, None, 9).await, [ids[1]]);
-    assert_eq!(find(open(), None, 9).await, [ids[2], ids[0]]);
+    assert_eq!(find(unresolved(), None, 9).await, [ids[2], ids[0]]);
 }
 
 pub async fn sent_events_of_a_time_range_are_republished_but_not_waiting_ones(fixture: &Fixture) {
@@ -390,27 +390,28 @@ pub async fn sent_events_of_a_time_range_are_republished_but_not_waiting_ones(fi
     let sent = send_all(fixture, 5).await;
     assert_eq!(sent.len(), 6);
     let pending = fixture.submit(fixture.job("mail", 10)).await;
-    let what = Republish {
+    let request = Republish {
         sink: "s".into(),
         from: Timestamp::from_ms(0),
         to: Timestamp::MAX,
         event_type: Some("job.created".into()),
     };
-    let answer = fixture.store.outbox_republish(what.clone(), Some(1), "ana", fixture.at(20)).await.unwrap();
+    let answer = fixture.store.outbox_republish(request.clone(), Some(1), "ana", fixture.at(20)).await.unwrap();
     assert_eq!(answer, Some(3));
     let now = take(fixture, 20).await;
     assert_eq!(subjects(&now.events), [ids[0], pending, pending], "the others follow at the rate");
     let retaken = take(fixture, 10_000).await.events;
-    let made: Vec<_> = retaken[..3].iter().map(|event| event.event.clone()).collect();
+    let republished: Vec<_> = retaken[..3].iter().map(|event| event.event.clone()).collect();
     let before: Vec<_> =
         sent.iter().filter(|event| event.event.kind == "job.created").map(|e| e.event.clone()).collect();
-    assert_eq!(made, before, "in order, under their own ids");
+    assert_eq!(republished, before, "in order, under their own ids");
     let at_first = retaken.len();
-    assert_eq!(fixture.store.outbox_republish(what.clone(), None, "ana", fixture.at(10_001)).await.unwrap(), Some(0));
+    let repeated = fixture.store.outbox_republish(request.clone(), None, "ana", fixture.at(10_001)).await.unwrap();
+    assert_eq!(repeated, Some(0), "they are still waiting");
     assert_eq!(take(fixture, 10_002).await.events.len(), at_first);
-    let nothing = Republish { to: Timestamp::from_ms(1), ..what.clone() };
+    let nothing = Republish { to: Timestamp::from_ms(1), ..request.clone() };
     assert_eq!(fixture.store.outbox_republish(nothing, None, "ana", fixture.at(10_003)).await.unwrap(), Some(0));
-    let unknown = Republish { sink: "unknown".into(), ..what };
+    let unknown = Republish { sink: "unknown".into(), ..request };
     assert_eq!(fixture.store.outbox_republish(unknown, None, "ana", fixture.at(10_004)).await.unwrap(), None);
     let entries = fixture.store.audit_list(AuditFilter::default(), 9).await.unwrap();
     let first = entries.last().unwrap();
@@ -474,10 +475,10 @@ pub async fn every_event_is_sent_or_waiting_or_dead(fixture: &Fixture) {
             }
         }
     }
-    let made: u64 = fixture.database.rows("SELECT count(*) FROM event").await[0][0].parse().unwrap();
+    let recorded: u64 = fixture.database.rows("SELECT count(*) FROM event").await[0][0].parse().unwrap();
     let view = view(fixture, 15_000).await;
-    assert!(view.sent > 0 && made > 50);
-    assert_eq!(made, view.sent + view.pending + view.dead);
+    assert!(view.sent > 0 && recorded > 50);
+    assert_eq!(recorded, view.sent + view.pending + view.dead);
 }
 
 pub async fn waiting_and_dead_events_are_not_pruned(fixture: &Fixture) {
@@ -489,7 +490,7 @@ pub async fn waiting_and_dead_events_are_not_pruned(fixture: &Fixture) {
     let far = Timestamp::MAX;
     assert_eq!(fixture.store.event_prune(far, 100, fixture.at(30)).await.unwrap(), 1, "only what was sent");
     assert_eq!(subjects(&send_all(fixture, 40).await), [ids[2]]);
-    fixture.store.outbox_replay(open(), None, "ana", fixture.at(50)).await.unwrap();
+    fixture.store.outbox_replay(unresolved(), None, "ana", fixture.at(50)).await.unwrap();
     assert_eq!(fixture.store.event_prune(far, 100, fixture.at(60)).await.unwrap(), 1);
     assert_eq!(subjects(&send_all(fixture, 70).await), [ids[0]]);
     assert_eq!(fixture.store.event_prune(far, 100, fixture.at(80)).await.unwrap(), 1);
@@ -500,8 +501,8 @@ pub async fn a_message_creates_its_jobs_once_per_consumer(fixture: &Fixture) {
     let submit = async |consumer: &str, message: &str, jobs| {
         fixture.store.inbox_submit(consumer, message, jobs, fixture.at(5)).await
     };
-    let made = submit("orders", "m1", vec![fixture.job("mail", 0), fixture.job("mail", 0)]).await.unwrap().unwrap();
-    assert_eq!(made.len(), 2);
+    let created = submit("orders", "m1", vec![fixture.job("mail", 0), fixture.job("mail", 0)]).await.unwrap();
+    assert_eq!(created.unwrap().len(), 2);
     assert!(submit("orders", "m1", vec![fixture.job("mail", 1)]).await.unwrap().is_none());
     assert!(submit("other", "m1", vec![fixture.job("mail", 2)]).await.unwrap().is_some());
     assert!(submit("orders", "m2", vec![]).await.unwrap().is_some(), "also a message without jobs");

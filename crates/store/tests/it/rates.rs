@@ -10,7 +10,7 @@ use crate::{
     support::*,
 };
 
-/// Claims all jobs at each of these times, through the fixtures in turn. Returns how many jobs each claim got.
+/// Claims up to 50 jobs at each of these times, through the fixtures in turn. Returns how many jobs each claim got.
 async fn claimed_at(fixtures: &[&Fixture], times: &[i64]) -> Vec<usize> {
     let mut claimed = Vec::new();
     for (n, ms) in times.iter().enumerate() {

@@ -43,11 +43,12 @@ pub async fn a_payload_is_kept_byte_for_byte(fixture: &Fixture) {
         let claimed = fixture.claim_one(1).await;
         assert_eq!(claimed.payload, payload);
         fixture.complete(&claimed, 2).await;
-        assert_eq!(fixture.get(id).await.payload.get(), payload, "when it is done, too");
+        assert_eq!(fixture.get(id).await.payload.get(), payload, "also after it has completed");
     }
 }
 
-fn full(fixture: &Fixture, parent: JobId, mark: &str) -> NewJob {
+/// Returns a job with every option. `mark` makes its keys different from those of other jobs.
+fn with_all_options(fixture: &Fixture, parent: JobId, mark: &str) -> NewJob {
     let mut job = fixture
         .job("report.make", 5)
         .queue("reports")
@@ -81,8 +82,8 @@ fn full(fixture: &Fixture, parent: JobId, mark: &str) -> NewJob {
 
 pub async fn every_option_is_stored_for_a_single_job_and_in_a_batch(fixture: &Fixture) {
     let parent = fixture.submit(fixture.job("parent", 0)).await;
-    let alone = full(fixture, parent, "alone");
-    let in_batch = full(fixture, parent, "batch");
+    let alone = with_all_options(fixture, parent, "alone");
+    let in_batch = with_all_options(fixture, parent, "batch");
     fixture.submit(alone.clone()).await;
     fixture.submit_all(vec![fixture.job("other", 5), in_batch.clone(), fixture.job("other", 5)]).await;
     for (job, mark) in [(&alone, "alone"), (&in_batch, "batch")] {

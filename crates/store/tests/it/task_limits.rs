@@ -134,7 +134,7 @@ pub async fn an_operator_changes_the_limit_of_a_machine(fixture: &Fixture) {
     let machine = Scope::Machine("batch".into());
     let own = faena_store::limit_of(&definition);
     fixture.store.limit_reset(machine, own, "ana", fixture.at(60)).await.unwrap();
-    assert_eq!(of_machine().await, Some((Some(2), "machine".into())), "that of the definition applies again");
+    assert_eq!(of_machine().await, Some((Some(2), "machine".into())), "the limit of the definition applies again");
     let late = new_task(fixture, &definition, json!({"notes": 0}), 61).await;
     assert_eq!(status(fixture, late).await, Status::Queued);
     let audit = fixture.store.audit_list(AuditFilter::default(), 10).await.unwrap();
@@ -160,12 +160,12 @@ pub async fn the_newest_version_of_a_machine_decides_its_limit(fixture: &Fixture
     assert_eq!(limit(), None);
     set_limit(fixture, Some(1)).await;
     register(fixture, &version(5, "limits: {running: 9}\n")).await;
-    assert_eq!(limit(), Some(1), "what an operator set stays");
+    assert_eq!(limit(), Some(1), "a limit that an operator set is kept");
 }
 
 pub async fn concurrent_creations_and_starts_never_exceed_the_limit(fixture: &Fixture) {
     let definition = batch(fixture).await;
-    let mut open: BTreeSet<TaskId> = BTreeSet::new();
+    let mut all_tasks: BTreeSet<TaskId> = BTreeSet::new();
     for round in 0..6i64 {
         let created =
             futures_util::future::join_all((0..8).map(|_| new_task(fixture, &definition, json!({"notes": 0}), round)));
@@ -178,7 +178,7 @@ pub async fn concurrent_creations_and_starts_never_exceed_the_limit(fixture: &Fi
             }
         };
         let (created, _, ()) = tokio::join!(created, fired, ended);
-        open.extend(created);
+        all_tasks.extend(created);
         let running = fixture.database.number("SELECT count(*) FROM task WHERE status = 'running'").await;
         assert!(running <= 2, "{running} run after round {round}");
     }
@@ -197,7 +197,7 @@ pub async fn concurrent_creations_and_starts_never_exceed_the_limit(fixture: &Fi
     assert!(started.chunks(2).map(|pair| pair.iter().max()).is_sorted(), "in the order of their creation");
     assert_eq!(
         fixture.database.number("SELECT count(*) FROM task WHERE status = 'completed'").await,
-        open.len() as i64
+        all_tasks.len() as i64
     );
     assert_findings(fixture, &[]).await;
 }

@@ -1,4 +1,5 @@
-//! Random events, repeated and out of order, with crashes, restarts and a clock that jumps, against a model written by hand.
+//! Sends random events, repeated and out of order, with crashes, restarts and a clock that jumps, and compares the
+//! tasks with a model written by hand.
 
 #[path = "../../../machine/tests/it/reference.rs"]
 mod reference;
@@ -126,7 +127,7 @@ impl World<'_> {
         }
     }
 
-    /// The end of a job is applied after the timers of the same moment.
+    /// Ends a job. Its end is applied after the timers of the same moment.
     async fn end_a_job(&mut self) {
         self.apply_deadlines().await;
         if self.jobs.is_empty() {
@@ -175,7 +176,7 @@ impl World<'_> {
         }
     }
 
-    /// The sender dies before it has the answer, and sends the event again until it has one.
+    /// Sends an event whose sender dies before it has the answer, and sends the event again until there is an answer.
     async fn crash_while_sending(&mut self, round: usize) {
         let (task, message) = self.message(round);
         let now = self.fixture().at(self.ms);
@@ -233,7 +234,7 @@ fn assert_answer(answer: &TaskAnswer, expected: Answer) {
     assert_eq!(format!("{:?}", answer.outcome), format!("{expected:?}"), "{answer:?}");
 }
 
-/// Completes after it was polled this often.
+/// Completes after it was polled `polls` times.
 async fn pending_for(mut polls: usize) {
     poll_fn(|context| {
         if polls == 0 {

@@ -222,7 +222,7 @@ pub async fn pruning_deletes_old_cancel_requests_but_not_those_of_running_jobs(f
     end.may_have_other_rows = false;
     assert!(fixture.report_end(end).await);
     fixture.store.job_prune(&Retention::default(), 100, fixture.at(61 * MINUTE_MS)).await.unwrap();
-    let asked: HashSet<JobId> = fixture
+    let cancel_requested: HashSet<JobId> = fixture
         .store
         .poll(fixture.node, fixture.at(0))
         .await
@@ -231,7 +231,7 @@ pub async fn pruning_deletes_old_cancel_requests_but_not_those_of_running_jobs(f
         .into_iter()
         .map(|(id, _)| id)
         .collect();
-    assert_eq!(asked, HashSet::from([claimed[0].id, claimed[1].id]));
+    assert_eq!(cancel_requested, HashSet::from([claimed[0].id, claimed[1].id]));
 }
 
 pub async fn a_poll_returns_pending_work(fixture: &Fixture) {
@@ -277,7 +277,7 @@ pub async fn ready_waiting_and_cancelled_jobs_emit_signals(fixture: &Fixture) {
 /// The signals wake the loops that make these calls. If a call without effect sent a signal, its loop would never rest.
 pub async fn calls_that_find_nothing_emit_no_signal(fixture: &Fixture) {
     let now = fixture.at(1_000);
-    // PostgreSQL: the first poll reads the rules of other nodes.
+    // PostgreSQL: the first poll loads the rules and emits a signal.
     fixture.store.poll(fixture.node, now).await.unwrap();
     let mut signals = fixture.store.signals();
     fixture.store.job_promote(10, now).await.unwrap();

@@ -396,7 +396,7 @@ pub async fn a_live_registration_is_resumed_only_with_its_token_or_api_key(fixtu
         let refused = admit(with("w", api_key, token), 2).await;
         assert!(matches!(refused, Err(StoreError::WorkerActive { deadline: None })), "{refused:?}");
     }
-    assert_eq!(fixture.store.worker_session(first.id).await.unwrap(), Some(1), "a refusal changes nothing");
+    assert_eq!(fixture.store.worker_session(first.id).await.unwrap(), Some(1), "a rejection changes nothing");
     let resumed = admit(with("w", other, own), 3).await.unwrap();
     assert_eq!((resumed.id, resumed.session, resumed.jobs.len()), (first.id, 2, 1), "the token is enough");
     assert_eq!(resumed.jobs[0].job.run, job.run);
@@ -418,7 +418,7 @@ pub async fn a_live_registration_is_resumed_only_with_its_token_or_api_key(fixtu
     assert_eq!(admit(with("process", None, own), 2).await.unwrap().session, 2);
 }
 
-pub async fn a_refused_registration_says_until_when_the_worker_may_return(fixture: &Fixture) {
+pub async fn a_rejected_registration_returns_the_deadline_of_the_live_worker(fixture: &Fixture) {
     let entry = WorkerEntry { deadline: Some(fixture.at(500)), ..fixture.worker("w") };
     fixture.admit(entry, 0).await;
     let stranger = || WorkerEntry { presented_token: None, ..fixture.worker("w") };

@@ -1,4 +1,4 @@
-//! File sinks, and several sinks together.
+//! Relays events to files, and to several sinks at the same time.
 
 use async_trait::async_trait;
 use faena_brokers::file::FileSinkOptions;
@@ -39,8 +39,8 @@ async fn a_sink_that_is_down_delays_neither_jobs_nor_other_sinks() {
     let folder = tempfile::tempdir().unwrap();
     let (ends, all) = (Log(folder.path().join("ends.log")), Log(folder.path().join("all.log")));
     let only_ends = SinkConfig { types: vec!["job.completed".into()], ..sink("ends", target(&ends)) };
-    let lost = sink("lost", rabbitmq::target("amqp://127.0.0.1:1", "any"));
-    let fixture = Fixture::over(open_sqlite().await, config(vec![lost, only_ends, sink("all", target(&all))])).await;
+    let down = sink("down", rabbitmq::target("amqp://127.0.0.1:1", "any"));
+    let fixture = Fixture::over(open_sqlite().await, config(vec![down, only_ends, sink("all", target(&all))])).await;
     for _ in 0..20 {
         fixture.ends(job("noop", "{}"), faena_domain::JobState::Completed).await;
     }
@@ -50,7 +50,7 @@ async fn a_sink_that_is_down_delays_neither_jobs_nor_other_sinks() {
     assert_eq!(kinds, vec!["job.completed"; 20]);
     let of_jobs = all.arrived().await.iter().filter(|message| message.text("type").starts_with("job.")).count();
     assert_eq!(of_jobs, 100);
-    let lost = view(&*fixture.store, "lost").await;
-    assert!(lost.pending >= 100 && lost.down_since.is_some() && lost.dead == 0, "{lost:?}");
+    let down = view(&*fixture.store, "down").await;
+    assert!(down.pending >= 100 && down.down_since.is_some() && down.dead == 0, "{down:?}");
     fixture.stop().await;
 }

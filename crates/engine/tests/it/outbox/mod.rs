@@ -61,7 +61,7 @@ fn config(sinks: Vec<SinkConfig>) -> EngineConfig {
 }
 
 /// Starts an engine whose relays only run when the test runs them.
-async fn at_rest(store: &Arc<dyn Store>, sinks: Vec<SinkConfig>, now: Timestamp) -> Arc<Engine> {
+async fn build_idle_engine(store: &Arc<dyn Store>, sinks: Vec<SinkConfig>, now: Timestamp) -> Arc<Engine> {
     let engine = Engine::without_loops(store.clone(), config(sinks), now).await.unwrap();
     engine.events.outbox.subscribe(&*engine.store, now).await.unwrap();
     engine
@@ -374,7 +374,7 @@ async fn a_wrong_password_is_not_shown(target: Target, secrets: &[&str]) {
     let log = Log::capture();
     let (store, _database) = crate::fixture::open_sqlite().await;
     let now = Timestamp::now();
-    let engine = at_rest(&store, vec![sink("bus", target)], now).await;
+    let engine = build_idle_engine(&store, vec![sink("bus", target)], now).await;
     submit_many(&*store, 1).await;
     for round in 0..3 {
         let done = engine.run_loop("relay:bus", now.plus_ms(round * 600_000)).await.unwrap();

@@ -1,4 +1,4 @@
-//! NATS JetStream.
+//! Relays events to NATS JetStream.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use faena_domain::Timestamp;
 use faena_engine::Target;
 
 use super::{
-    a_wrong_password_is_not_shown, assert_envelope, at_rest, config,
+    a_wrong_password_is_not_shown, assert_envelope, build_idle_engine, config,
     destination::{Destination, Stream},
     events_of_a_job_arrive, faults_lose_nothing, sales, sell, sink,
     support::{Broker, Proxy, required_variable},
@@ -33,7 +33,7 @@ async fn events_of_machines_arrive_as_envelopes_under_their_names_in_order() {
     let (url, name) = (required_variable("FAENA_TEST_NATS"), unique("sales"));
     let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
-    let engine = at_rest(&store, vec![sales(target(&url, &name))], now).await;
+    let engine = build_idle_engine(&store, vec![sales(target(&url, &name))], now).await;
     let task = sell(&*store, 1, now).await;
     engine.run_loop("relay:bus", now.plus_ms(60_000)).await.unwrap();
     let context = async_nats::jetstream::new(async_nats::connect(&url).await.unwrap());

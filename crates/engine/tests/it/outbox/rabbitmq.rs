@@ -1,4 +1,4 @@
-//! RabbitMQ.
+//! Relays events to RabbitMQ.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use lapin::{
 };
 
 use super::{
-    a_wrong_password_is_not_shown, assert_envelope, at_rest, config,
+    a_wrong_password_is_not_shown, assert_envelope, build_idle_engine, config,
     destination::{Destination, Queue, channel},
     events_of_a_job_arrive, faults_lose_nothing, sales, sell, sink, submit_many,
     support::{Broker, Proxy, required_variable},
@@ -65,7 +65,7 @@ async fn an_unroutable_message_is_dead_lettered_after_five_attempts_and_the_othe
         let exchange = unique("unroutable");
         let queue = Queue::bound(&shared_broker_url(), &exchange, "job.status.*").await;
         let now = Timestamp::now();
-        let engine = at_rest(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
+        let engine = build_idle_engine(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
         submit_many(&*store, 10).await;
         run_relay(&engine, now.plus_ms(60_000), 1).await;
         assert_eq!(queue.arrived().await.len(), 10, "the routable ones arrive immediately");
@@ -91,7 +91,7 @@ async fn messages_behind_a_rejected_one_are_parked_until_it_is_resolved() {
         let queue = Queue::bound(&shared_broker_url(), &exchange, "job.status.*").await;
         let now = Timestamp::now();
         let bus = SinkConfig { on_rejected: OnRejected::Park, ..sink("bus", target(&shared_broker_url(), &exchange)) };
-        let engine = at_rest(&store, vec![bus], now).await;
+        let engine = build_idle_engine(&store, vec![bus], now).await;
         let parked = submit(&*store, job("noop", "{}")).await.to_string();
         run_relay(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;
         let sink = view(&*store, "bus").await;
@@ -114,7 +114,7 @@ async fn events_of_machines_arrive_as_envelopes_under_their_names_in_order() {
         let queue = Queue::bound(&shared_broker_url(), &exchange, "Sale.Paid").await;
         queue.bind("sale.done").await;
         let now = Timestamp::now();
-        let engine = at_rest(&store, vec![sales(target(&shared_broker_url(), &exchange))], now).await;
+        let engine = build_idle_engine(&store, vec![sales(target(&shared_broker_url(), &exchange))], now).await;
         let tasks = [sell(&*store, 1, now).await, sell(&*store, 2, now).await];
         run_relay(&engine, now.plus_ms(60_000), 1).await;
         let arrived = queue.arrived().await;
@@ -145,7 +145,7 @@ async fn a_rejected_event_of_a_task_stops_its_later_ones_only_if_they_are_parked
             let queue = Queue::bound(&shared_broker_url(), &exchange, "sale.done").await;
             let now = Timestamp::now();
             let bus = SinkConfig { on_rejected, ..sales(target(&shared_broker_url(), &exchange)) };
-            let engine = at_rest(&store, vec![bus], now).await;
+            let engine = build_idle_engine(&store, vec![bus], now).await;
             let task = sell(&*store, 1, now).await;
             run_relay(&engine, now.plus_ms(60_000), i64::from(MAX_ATTEMPTS) + 2).await;
             let dead = store.outbox_dead(DeadFilter::default(), None, 10).await.unwrap();
@@ -175,7 +175,7 @@ async fn an_exchange_of_another_type_is_reported_and_its_events_wait() {
         .unwrap();
     let (store, _database) = open_sqlite().await;
     let now = Timestamp::now();
-    let engine = at_rest(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
+    let engine = build_idle_engine(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
     submit_many(&*store, 1).await;
     run_relay(&engine, now, 3).await;
     let sink = view(&*store, "bus").await;
@@ -202,7 +202,7 @@ async fn sent_events_can_be_republished() {
         let exchange = unique("again");
         let queue = Queue::bound(&shared_broker_url(), &exchange, "#").await;
         let now = Timestamp::now();
-        let engine = at_rest(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
+        let engine = build_idle_engine(&store, vec![sink("bus", target(&shared_broker_url(), &exchange))], now).await;
         submit_many(&*store, 5).await;
         run_relay(&engine, now.plus_ms(60_000), 1).await;
         let first = queue.arrived().await;

@@ -1,4 +1,4 @@
-//! Redis streams.
+//! Relays events to Redis streams.
 
 use std::time::Duration;
 

@@ -17,7 +17,7 @@ use crate::fixture::{TestDatabase, open_postgres, postgres_url, run_sql};
 const JOBS: usize = 6_000;
 
 /// Returns a configuration with which the death of a server is noticed within seconds.
-fn short_lived(exchange: &str) -> EngineConfig {
+fn with_short_lease(exchange: &str) -> EngineConfig {
     let base = config(vec![sink("bus", rabbitmq::target(&required_variable("FAENA_TEST_RABBITMQ"), exchange))]);
     let outbox = OutboxConfig { lease: Duration::from_secs(8), batch: 200, ..base.outbox.clone() };
     EngineConfig { outbox, ..base }
@@ -37,7 +37,7 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
     let url = postgres_url(&database);
     let mut servers = Vec::new();
     for _ in 0..3 {
-        servers.push(KillableServer::start(&url, short_lived(&exchange)).await);
+        servers.push(KillableServer::start(&url, with_short_lease(&exchange)).await);
     }
     eventually_long("each has its share", async || {
         let parts = partitions_per_node(&*store).await;
@@ -48,7 +48,7 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
     submit_many(&*store, JOBS).await;
     let sent = async || view(&*store, "bus").await.sent;
     eventually_long("events flow", async || (sent().await > 2_000).then_some(())).await;
-    // One server is killed during its work; another loses all its sessions.
+    // One server is killed during its work; then all servers lose their database sessions.
     let victim = uuid::Uuid::new_v4().as_u128() as usize % 3;
     servers[victim].kill();
     let TestDatabase::Postgres(name) = &database else { unreachable!() };
@@ -78,9 +78,9 @@ async fn a_stopping_relay_releases_its_partitions_immediately_on_postgres() {
     let (store, database) = open_postgres().await;
     let url = postgres_url(&database);
     // The lease is an hour: a relay that does not release its partitions keeps them for the whole test.
-    let mut long = short_lived(&exchange);
-    long.outbox.lease = Duration::from_secs(3_600);
-    let (one, other) = (KillableServer::start(&url, long.clone()).await, KillableServer::start(&url, long).await);
+    let mut config = with_short_lease(&exchange);
+    config.outbox.lease = Duration::from_secs(3_600);
+    let (one, other) = (KillableServer::start(&url, config.clone()).await, KillableServer::start(&url, config).await);
     eventually_long("both have partitions", async || (partitions_per_node(&*store).await.len() == 2).then_some(()))
         .await;
     let engine = one.engine.clone();

@@ -1,4 +1,4 @@
-//! Events posted to a URL.
+//! Relays events to a URL.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

@@ -135,7 +135,7 @@ mod postgres {
         loop {
             let [first, second] = &runners;
             tokio::join!(first.round(now), second.round(now));
-            // A source that waits has finished.
+            // Later than any backoff, so that both sources try again.
             now = now.plus_ms(60_000);
             let marks: i64 = application.client.query_one("SELECT last_value FROM crashes", &[]).await.unwrap().get(0);
             if writers.iter().all(|writer| writer.is_finished()) && marks > 1 {

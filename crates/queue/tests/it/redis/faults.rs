@@ -162,7 +162,7 @@ async fn a_cluster_of_three_nodes_has_all_keys_in_one_slot() {
     assert_eq!(keys.iter().filter(|keys| keys.contains("{scheduler}:processing")).count(), 1, "{keys:?}");
 }
 
-/// A node of a cluster has a second port, 10 000 above the first.
+/// Starts a node of a cluster. It uses a second port, 10 000 above the first.
 fn cluster_node() -> Server {
     let port = loop {
         let port = free_port();

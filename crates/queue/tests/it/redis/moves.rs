@@ -86,7 +86,7 @@ async fn many_jobs_leave_a_lane_in_order() {
 }
 
 #[tokio::test]
-async fn the_life_of_a_job_passes_through_the_sets() {
+async fn a_job_moves_from_set_to_set_during_its_life() {
     let (queue, _) = prepared().await;
     let entry = job(1, 10);
     queue.apply(&[Move::Delay(ReadyEntry { score: 500, ..entry })], Placement::Now).await.unwrap();

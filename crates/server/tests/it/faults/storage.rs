@@ -95,7 +95,8 @@ async fn assert_ends_and_starts_again(calls: &str, when: &str) -> Option<(Status
 async fn when_a_sync_fails_the_server_ends_and_the_next_start_checks_the_database() {
     if let Some((status, answer)) = assert_ends_and_starts_again("fsync,fdatasync", "").await {
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{answer}");
-        assert_eq!(answer["error"]["message"], "the disk of the database has failed; the server ends", "{answer}");
+        let expected = "the disk of the database has failed; the server is shutting down";
+        assert_eq!(answer["error"]["message"], expected, "{answer}");
     }
 }
 

@@ -50,8 +50,8 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn with(&self, wanted: impl Fn(&Job) -> bool) -> Vec<JobId> {
-        self.jobs.iter().filter(|(_, job)| wanted(job)).map(|(id, _)| *id).collect()
+    pub fn ids_where(&self, matches: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        self.jobs.iter().filter(|(_, job)| matches(job)).map(|(id, _)| *id).collect()
     }
 
     pub fn job(&mut self, id: JobId) -> &mut Job {
@@ -83,7 +83,7 @@ impl Model {
     pub fn has_room(&self, id: JobId, before: &[JobId]) -> bool {
         let job = &self.jobs[&id];
         let running = |counts: &dyn Fn(&Job) -> bool| {
-            self.with(|job| job.claim.is_some() && counts(job)).len()
+            self.ids_where(|job| job.claim.is_some() && counts(job)).len()
                 + before.iter().filter(|id| counts(&self.jobs[id])).count()
         };
         let [system, kind, key] = self.limits.map(|limit| limit.unwrap_or(usize::MAX));
@@ -108,7 +108,7 @@ impl Model {
     }
 
     pub fn release_dependents(&mut self, parent: JobId, state: Option<JobState>, now: i64) {
-        for child in self.with(|job| job.parents.contains(&parent)) {
+        for child in self.ids_where(|job| job.parents.contains(&parent)) {
             let job = self.job(child);
             if state == Some(JobState::Completed) || job.run_on_parent_failure {
                 job.parents.retain(|id| *id != parent);
@@ -130,7 +130,7 @@ impl Model {
     }
 
     pub fn in_flight(&self, owner: ClaimOwner) -> Vec<JobId> {
-        self.with(|job| job.claim.as_ref().is_some_and(|claim| claim.owner == owner))
+        self.ids_where(|job| job.claim.as_ref().is_some_and(|claim| claim.owner == owner))
     }
 
     pub fn requeue(&mut self, id: JobId, outcome: &RunOutcome, now: i64, due_ms: i64) {

@@ -7,14 +7,14 @@ async fn a_node_that_knows_a_reclaimed_lane_submits_to_a_new_one_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         let id = fixture.submit(fixture.job("a", 0)).await;
         let other = fixture.reopen(faena_store::StoreOptions::default()).await;
-        let known = other.lane_of(id).await.id;
+        let deleted_lane = other.lane_of(id).await.id;
         fixture.store.job_delete(id, None, fixture.at(1)).await.unwrap();
         reclaim(fixture, 1).await;
         assert_eq!(fixture.database.number("SELECT count(*) FROM lane").await, 0);
         // The other node still has the deleted lane in its cache.
         let ready = other.submit(other.job("a", 2)).await;
         let lane = other.lane_of(ready).await.id;
-        assert_ne!(lane, known);
+        assert_ne!(lane, deleted_lane);
         assert_eq!(fixture.claim_lanes(fixture.node, vec![lane], 1, 3).await.len(), 1);
         other.store.close().await;
     })

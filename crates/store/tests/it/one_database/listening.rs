@@ -59,12 +59,12 @@ async fn no_event_committed_late_is_skipped_while_many_nodes_write_on_postgres()
             let client = session(&fixture.url).await;
             late.push(tokio::spawn(async move {
                 let mut random = SeededRandom(seed);
-                let mut committed = 0;
+                let mut written = 0;
                 for _ in 0..40 {
                     client.batch_execute("BEGIN").await.unwrap();
                     for _ in 0..1 + random.below(3) {
                         client.execute(PUT, &[&Uuid::new_v4()]).await.unwrap();
-                        committed += 1;
+                        written += 1;
                     }
                     // The transaction has its positions now, and transactions with later positions commit before it.
                     client
@@ -77,7 +77,7 @@ async fn no_event_committed_late_is_skipped_while_many_nodes_write_on_postgres()
                         client.batch_execute("COMMIT").await.unwrap();
                     }
                 }
-                committed
+                written
             }));
         }
         let writers = [(&fixture.store, 1), (&other.store, 2), (&fixture.store, 3)]
@@ -142,7 +142,7 @@ async fn a_listening_session_that_is_ended_under_load_reconnects_and_signals_eve
             assert!(fixture.database.number(ended).await > 0);
             until_missed_signal(&mut signals, Duration::from_secs(30)).await;
         }
-        assert!(began.elapsed() < Duration::from_secs(30), "1 s, 2 s, 4 s: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(30), "the delays are 1 s, 2 s and 4 s: {:?}", began.elapsed());
         load.await.unwrap();
         assert_receives_signal(fixture, &mut signals).await;
         follower.read_until(&*other.store, event_count(60) + 2).await;

@@ -31,7 +31,7 @@ fn with(migrations: &'static [Migration]) -> StoreOptions {
     StoreOptions { migrations, ..StoreOptions::default() }
 }
 
-/// The rows that a migration must keep.
+/// Returns the rows that a migration must keep.
 async fn rows(database: &RawDatabase) -> Vec<Vec<Vec<String>>> {
     let mut all = Vec::new();
     for (table, columns) in [

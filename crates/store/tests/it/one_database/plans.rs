@@ -5,7 +5,7 @@ use faena_store::plan_probe;
 
 use crate::{schedules, support::*};
 
-/// The plans of the statements of a claim, under the settings of a claim.
+/// Returns the plans of the statements of a claim, under the settings of a claim.
 async fn claim_plans(fixture: &Fixture) -> Vec<String> {
     let client = fixture.database.client().await;
     let node = NodeId::new();
@@ -39,7 +39,7 @@ async fn assert_claims_use_indexes(fixture: &Fixture, when: &str) {
     }
 }
 
-/// The plans of the statements of a claim under limits.
+/// Returns the plans of the statements of a claim under limits.
 async fn limited_plans(fixture: &Fixture) -> Vec<(&'static str, String)> {
     let client = fixture.database.client().await;
     let mut plans = Vec::new();
@@ -93,7 +93,7 @@ async fn pages_touched(fixture: &Fixture, sql: &str, arguments: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_behind_twenty_thousand_blocked_jobs_touches_few_pages_on_postgres() {
+async fn a_claim_behind_fifteen_thousand_blocked_jobs_touches_few_pages_on_postgres() {
     on_postgres(async |fixture: &Fixture| {
         assert_limited_claims_use_indexes(fixture, "on fresh tables").await;
         fixture.limit(Scope::Key("*".into()), Some(1), 0).await;
@@ -128,7 +128,7 @@ async fn a_claim_behind_twenty_thousand_blocked_jobs_touches_few_pages_on_postgr
     .await;
 }
 
-/// Many ready rows at once, with their jobs, as a burst of submits leaves them.
+/// Inserts many ready rows with their jobs, as a burst of submits leaves them.
 const BURST: &str = "INSERT INTO job (id, lane, payload)
          SELECT ('018f0000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 1, '{}' FROM generate_series(1, 50000) AS n;
      INSERT INTO ready (lane, ready_at, id, retry_count, must_record_start) SELECT lane, 1000, id, 0, false FROM job;
@@ -196,7 +196,7 @@ async fn due_schedules_are_found_by_index_among_a_hundred_thousand_on_postgres()
     .await;
 }
 
-/// Many tasks and answers at once.
+/// Inserts many tasks and answers.
 const TASKS: &str = "INSERT INTO task (id, machine, version, status, state, correlation, entered_at, updated_at, approval, events, body)
          SELECT ('018f0000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, 'm', 1, 'active', 's', 'c', 0, 0, false, 1, '{}'
          FROM generate_series(1, 50000) AS n;

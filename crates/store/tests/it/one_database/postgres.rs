@@ -108,12 +108,12 @@ async fn finished_jobs_are_partitioned_by_day_and_old_partitions_are_dropped() {
         }
         let today = fixture.submit_and_claim(fixture.job("a", 0)).await;
         fixture.complete(&today, 1).await;
-        let far = fixture.submit_and_claim(fixture.job("a", 10 * DAY_MS)).await;
-        fixture.complete(&far, 10 * DAY_MS + 1).await;
+        let in_ten_days = fixture.submit_and_claim(fixture.job("a", 10 * DAY_MS)).await;
+        fixture.complete(&in_ten_days, 10 * DAY_MS + 1).await;
         let in_table = async |table: &str| fixture.database.number(&format!("SELECT count(*) FROM {table}")).await;
         assert_eq!(in_table(&day(fixture.at(0))).await, 1);
         assert_eq!(in_table("done_default").await, 1, "the job of a day without a partition");
-        assert_eq!(fixture.states([today.id, far.id]).await, [JobState::Completed; 2]);
+        assert_eq!(fixture.states([today.id, in_ten_days.id]).await, [JobState::Completed; 2]);
 
         let retention = Retention { completed_ms: 5 * DAY_MS, ..Retention::default() };
         assert_eq!(fixture.store.job_prune(&retention, 100, fixture.at(3 * DAY_MS)).await.unwrap(), 0);
@@ -139,7 +139,7 @@ async fn finished_jobs_are_partitioned_by_day_and_old_partitions_are_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_day_with_jobs_in_it_is_not_dropped() {
+async fn a_partition_with_jobs_is_not_dropped() {
     on_postgres(async |fixture: &Fixture| {
         let old = fixture.submit_and_claim(fixture.job("a", 0)).await;
         fixture.complete(&old, 1).await;
@@ -332,16 +332,16 @@ async fn the_end_of_a_worker_waits_for_its_uncommitted_claim_and_status_updates_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_waits_for_an_uncommitted_end_of_its_worker_and_is_rejected() {
+async fn a_claim_waits_for_an_uncommitted_reconnection_of_its_worker_and_is_rejected() {
     on_postgres(async |fixture: &Fixture| {
         let worker = fixture.admit(fixture.worker("w"), 0).await;
         let id = fixture.submit(fixture.job("a", 0)).await;
-        let end = begin_on_own_connection(fixture).await;
-        end.query("SELECT FROM faena.worker WHERE id = $1 FOR UPDATE", &[&worker.id.0]).await.unwrap();
-        end.execute("UPDATE faena.worker SET session = 2 WHERE id = $1", &[&worker.id.0]).await.unwrap();
+        let reconnection = begin_on_own_connection(fixture).await;
+        reconnection.query("SELECT FROM faena.worker WHERE id = $1 FOR UPDATE", &[&worker.id.0]).await.unwrap();
+        reconnection.execute("UPDATE faena.worker SET session = 2 WHERE id = $1", &[&worker.id.0]).await.unwrap();
         let commit = async {
             until_a_session_waits(fixture).await;
-            end.batch_execute("COMMIT").await.unwrap();
+            reconnection.batch_execute("COMMIT").await.unwrap();
         };
         let (claimed, ()) = tokio::join!(fixture.claim_by(&worker, 1, 1), commit);
         assert!(claimed.is_empty(), "the worker has reconnected");
@@ -405,8 +405,8 @@ async fn concurrent_sweeps_declare_each_worker_lost_once() {
     .await;
 }
 
-/// A server supports a few thousand locks of all sessions together. Ending thousands of jobs with keys must not take one lock for
-/// each at the same time.
+/// PostgreSQL supports a few thousand locks of all sessions together. Ending thousands of jobs with keys must not hold
+/// a lock for each key at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ends_of_many_keys_take_few_locks_at_a_time() {
     on_postgres(async |fixture: &Fixture| {
@@ -425,8 +425,8 @@ async fn ends_of_many_keys_take_few_locks_at_a_time() {
                  CREATE TRIGGER see AFTER DELETE ON key_in_flight FOR EACH STATEMENT EXECUTE FUNCTION see()",
             )
             .await;
-        let ends = jobs.iter().map(|job| faena_store::RunEnd { may_have_other_rows: true, ..fixture.run_end(job, completed(), 2) }).collect();
-        let results = fixture.store.job_end(ends, fixture.at(2)).await.unwrap();
+        let end = |job| faena_store::RunEnd { may_have_other_rows: true, ..fixture.run_end(job, completed(), 2) };
+        let results = fixture.store.job_end(jobs.iter().map(end).collect(), fixture.at(2)).await.unwrap();
         assert!(results.len() == 1_500 && results.iter().all(|counts| *counts));
         let most = fixture.database.number("SELECT max(locks) FROM seen").await;
         assert!((1..=250).contains(&most), "{most} locks at the same time");
@@ -475,7 +475,7 @@ async fn a_server_that_dies_while_firing_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_times_of_dead_events_are_real_timestamps() {
+async fn the_time_columns_of_dead_events_have_the_type_of_a_timestamp() {
     on_postgres(async |fixture: &Fixture| {
         let sql = "SELECT count(*) FROM information_schema.columns WHERE table_name = 'outbox_dlq'
                    AND column_name IN ('original_created_at', 'moved_at', 'resolved_at') AND data_type = 'timestamp with time zone'";

@@ -38,7 +38,7 @@ async fn try_send(fixture: &Fixture, task: TaskId, id: &str, ms: i64) -> bool {
 }
 
 /// Asserts that the stored task matches its history.
-async fn assert_whole(fixture: &Fixture, task: TaskId) {
+async fn assert_matches_history(fixture: &Fixture, task: TaskId) {
     let view = fixture.store.task_get(task).await.unwrap().unwrap();
     let records = history(fixture, task).await;
     assert!(records.iter().map(|record| record.sequence).eq(1..=view.task.sequence));
@@ -67,7 +67,7 @@ async fn a_task_of_a_transaction_that_was_rolled_back_is_read_again() {
         assert!(try_send(fixture, tasks[0], "e1", 1).await);
         assert!(!try_send(fixture, tasks[0], "poison", 2).await);
         assert_eq!(send(fixture, tasks[0], "e2", "go", 3).await.outcome, Outcome::Applied);
-        assert_whole(fixture, tasks[0]).await;
+        assert_matches_history(fixture, tasks[0]).await;
         let sends = tasks.iter().enumerate().map(async |(n, task)| {
             let id = if n == 10 { "poison".to_owned() } else { format!("p{n}") };
             try_send(fixture, *task, &id, 4).await
@@ -85,11 +85,11 @@ async fn a_task_of_a_transaction_that_was_rolled_back_is_read_again() {
         let accepted = join_all(sends).await;
         assert!(!accepted[20]);
         for (task, accepted) in tasks.iter().zip(accepted) {
-            assert_whole(fixture, *task).await;
+            assert_matches_history(fixture, *task).await;
             let has_record = history(fixture, *task).await.iter().any(|record| record.event_id.starts_with('x'));
             assert_eq!(has_record, accepted);
             assert_eq!(send(fixture, *task, "last", "go", 6).await.outcome, Outcome::Applied);
-            assert_whole(fixture, *task).await;
+            assert_matches_history(fixture, *task).await;
         }
         assert_findings(fixture, &[]).await;
     })
@@ -124,7 +124,7 @@ async fn two_nodes_change_one_task_alternately_on_postgres() {
         let nodes = [fixture, &other];
         let sends = (0..40).map(async |n: usize| try_send(nodes[n % 2], task, &format!("c{n}"), 20).await);
         assert!(join_all(sends).await.into_iter().all(|accepted| accepted));
-        assert_whole(fixture, task).await;
+        assert_matches_history(fixture, task).await;
         assert_eq!(history(fixture, task).await.len(), 51);
         other.store.close().await;
     })

@@ -247,17 +247,17 @@ async fn an_interrupted_move_continues_and_no_server_starts_before_its_end_on_po
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         source.fill(12_000).await;
-        let rows = std::fs::read(&source.path).unwrap();
+        let file_before = std::fs::read(&source.path).unwrap();
         let survey = transfer::survey(&source.url, url, Resume::Continue).await.unwrap();
         let jobs = survey.tables.iter().find(|table| table.name == "job").unwrap();
         assert_eq!((jobs.rows, survey.copied, survey.moved_at, &survey.in_use_by), (12_003, 0, None, &None));
         assert_eq!(target.number("SELECT count(*) FROM pg_namespace WHERE nspname = 'faena'").await, 0, "a dry run");
 
         let mut copied = 0;
-        for fraction in [0, 5_000, 10_000, 15_000, 20_000] {
-            interrupt_at(&source, url, |step| step.phase == Phase::Copy && step.done >= fraction).await;
+        for rows in [0, 5_000, 10_000, 15_000, 20_000] {
+            interrupt_at(&source, url, |step| step.phase == Phase::Copy && step.done >= rows).await;
             let survey = transfer::survey(&source.url, url, Resume::Continue).await.unwrap();
-            assert!(survey.copied >= copied && survey.copied >= fraction, "{fraction}: {}", survey.copied);
+            assert!(survey.copied >= copied && survey.copied >= rows, "{rows}: {}", survey.copied);
             copied = survey.copied;
             let error = faena_store::open(url, StoreOptions::default()).await.err().unwrap().to_string();
             assert!(error.contains("is not complete; run the same \"faena move\" again"), "{error}");
@@ -266,7 +266,7 @@ async fn an_interrupted_move_continues_and_no_server_starts_before_its_end_on_po
         }
         let moved = move_to(&source, url, Resume::Continue).await.unwrap();
         assert_eq!((moved.resumed, moved.rows()), (copied, survey.rows()));
-        assert!(rows == std::fs::read(&source.path).unwrap(), "the source has changed");
+        assert!(file_before == std::fs::read(&source.path).unwrap(), "the source has changed");
 
         let inspection = inspect(url, Timestamp::now(), &|_, _, _| {}).await.unwrap();
         assert_eq!((inspection.jobs, inspection.findings), (12_003, Vec::new()));
@@ -296,8 +296,8 @@ async fn a_difference_is_noticed_and_the_copy_can_be_discarded_on_postgres() {
             "{error}"
         );
         target.run("DELETE FROM ready").await;
-        let error = move_to(&source, url, Resume::Discard).await;
-        assert!(error.is_ok(), "what was copied is discarded: {error:?}");
+        let moved = move_to(&source, url, Resume::Discard).await;
+        assert!(moved.is_ok(), "the copied rows are discarded: {moved:?}");
         assert_eq!(target.number("SELECT count(*) FROM job WHERE payload LIKE '%changed%'").await, 0);
     })
     .await;
@@ -326,7 +326,7 @@ async fn a_source_that_has_changed_is_moved_only_from_the_beginning_on_postgres(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn databases_in_use_and_of_others_are_refused_and_not_changed_on_postgres() {
+async fn databases_in_use_or_of_other_applications_are_rejected_and_not_changed_on_postgres() {
     on_empty_postgres(async |url: &str, target: &RawDatabase| {
         let source = Source::new();
         let refused = async |source: &Source, url: &str| match move_to(source, url, Resume::Continue).await {

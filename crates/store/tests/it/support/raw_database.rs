@@ -24,7 +24,7 @@ impl ScratchDatabase {
         // These tests do not depend on the disk, and waiting for it would take most of the time.
         run_on(&server, &format!("CREATE DATABASE {name}")).await;
         run_on(&server, &format!("ALTER DATABASE {name} SET synchronous_commit = off")).await;
-        let mut url: url::Url = server.parse().expect("FAENA_TEST_POSTGRES is an address");
+        let mut url: url::Url = server.parse().expect("FAENA_TEST_POSTGRES is a URL");
         url.set_path(&name);
         ScratchDatabase { url: url.into(), name, server }
     }
@@ -306,14 +306,14 @@ impl RawDatabase {
             }
         }
         let id = self.hex("id");
-        let now: HashMap<String, WorkerState> = self
+        let current: HashMap<String, WorkerState> = self
             .pairs(&format!("SELECT {id}, state FROM worker"))
             .await
             .into_iter()
             .map(|(id, state)| (id, WorkerState::ALL[state.parse::<usize>().unwrap()]))
             .collect();
-        if now != last {
-            faults.push(format!("workers are {now:?}, their last recorded states are {last:?}"));
+        if current != last {
+            faults.push(format!("workers are {current:?}, their last recorded states are {last:?}"));
         }
     }
 

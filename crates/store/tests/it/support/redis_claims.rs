@@ -78,8 +78,8 @@ impl RedisClaims {
         loop {
             self.follow(&lanes).await;
             let limit = request.limit - result.jobs.len();
-            let delayed: Vec<LaneId> = result.limited.iter().map(|limited| limited.lane).collect();
-            let takes = take_lanes(store, &request, &lanes, &delayed);
+            let limited_lanes: Vec<LaneId> = result.limited.iter().map(|limited| limited.lane).collect();
+            let takes = take_lanes(store, &request, &lanes, &limited_lanes);
             let taken = self.take(takes, request.owner.uuid(), limit, now).await;
             let candidates = taken.iter().map(|job| candidate(&lanes, job)).collect();
             let part = ClaimRequest { limit, candidates: Some(candidates), ..request.clone() };
@@ -87,7 +87,7 @@ impl RedisClaims {
             let may_have_more = self.settle(store, &lanes, &taken, &claim, request.owner.uuid(), now).await;
             let is_done = (taken.len() < limit && !may_have_more) || claim.rejected;
             result.jobs.extend(claim.jobs);
-            result.limited.extend(claim.limited.into_iter().filter(|limited| !delayed.contains(&limited.lane)));
+            result.limited.extend(claim.limited.into_iter().filter(|limited| !limited_lanes.contains(&limited.lane)));
             result.rejected |= claim.rejected;
             if is_done || result.jobs.len() >= request.limit {
                 return result;
@@ -158,11 +158,11 @@ fn take_lanes(
     store: &dyn Store,
     request: &ClaimRequest,
     lanes: &HashMap<LaneId, Lane>,
-    delayed: &[LaneId],
+    limited_lanes: &[LaneId],
 ) -> Vec<LaneTake> {
     let rules = store.rules();
     let mut known: Vec<&Lane> = request.lanes.iter().filter_map(|lane| lanes.get(lane)).collect();
-    known.retain(|lane| !lane.keyed && rules.pause(&lane.queue).is_none() && !delayed.contains(&lane.id));
+    known.retain(|lane| !lane.keyed && rules.pause(&lane.queue).is_none() && !limited_lanes.contains(&lane.id));
     known.sort_by(|one, other| (&one.queue, one.id).cmp(&(&other.queue, other.id)));
     known.dedup_by_key(|lane| lane.id);
     let mut queues: HashMap<&str, usize> = HashMap::new();
