@@ -18,12 +18,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
         // For server reflection.
         std::fs::write(out.join("faena_descriptor.bin"), descriptors.encode_to_vec())?;
-        // Without the generated constructor `connect`: it would clash with the method of that name.
+        // `build_transport(false)` leaves out the constructor `connect`, which would clash with the RPC of that name.
         tonic_prost_build::configure()
             .build_client(true)
             .build_server(true)
             .build_transport(false)
-            // They contain secrets; `lib.rs` implements `Debug` without them.
+            // These messages contain secrets; `lib.rs` implements a `Debug` that does not show them.
             .skip_debug([".faena.v1.Register", ".faena.v1.Registered"])
             .compile_fds(descriptors)?;
     }

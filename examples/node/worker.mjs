@@ -22,7 +22,7 @@ const BASE = (process.env.FAENA_URL ?? "http://127.0.0.1:3000").replace(/\/$/, "
 const TOKEN = process.env.FAENA_TOKEN;
 const CONCURRENCY = 8;
 
-/** The error of a handler. Any other error that a handler throws is retried. */
+/** An error with which a handler controls retries. Any other error that a handler throws is retried. */
 class Failed extends Error {
   /**
    * @param {string} message
@@ -75,7 +75,7 @@ const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const text = (error) => (error instanceof Error ? error.message : String(error));
 
 const worker = {
-  // The same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
+  // The id stays the same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
   id: process.env.FAENA_WORKER_ID ?? randomUUID(),
   /** Proves to the server that this is the worker that registered. @type {string | undefined} */
   sessionToken: process.env.FAENA_SESSION_TOKEN,
@@ -224,7 +224,7 @@ function connect(closed) {
         worker.draining = true;
         leave();
         break;
-      case "resume": // the drain was cancelled: jobs come again
+      case "resume": // the drain was cancelled: the server sends jobs again
         worker.draining = false;
         break;
       case "error":
@@ -333,7 +333,7 @@ async function overHttp() {
     } catch (error) {
       if (worker.stopping) break;
       if (error instanceof Rejected && error.status === 404) {
-        // Declared lost: the session is over, and the worker registers again.
+        // The server has declared this worker lost: the session is over, and the worker registers again.
         clearInterval(heartbeat);
         heartbeat = worker.sessionToken = undefined;
       } else {

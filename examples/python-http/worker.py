@@ -22,7 +22,7 @@ TOKEN = os.environ.get("FAENA_TOKEN")
 
 
 class Failed(Exception):
-    """The error of a handler. Any other error that a handler raises is retried."""
+    """An error with which a handler controls retries. Any other error that a handler raises is retried."""
 
     def __init__(self, message: str, retryable: bool = True, retry_after_ms: Optional[int] = None) -> None:
         super().__init__(message)
@@ -99,7 +99,7 @@ class Job:
 
     @property
     def cancelled(self) -> bool:
-        """Check it in long work: the job was cancelled, or exceeded its timeout."""
+        """True if the job was cancelled or exceeded its timeout. Long work should check it now and then."""
         return self.id in self.worker.cancelled
 
     def report(self, kind: str, **fields: Any) -> Json:
@@ -128,7 +128,7 @@ class Job:
 
 class Worker:
     def __init__(self) -> None:
-        # A worker pool sets the id and the token of its processes; otherwise the server chooses one, and the worker keeps it.
+        # A worker pool sets the id and the token of its processes; otherwise the server chooses them, and the worker keeps them.
         self.id: Optional[str] = os.environ.get("FAENA_WORKER_ID")
         self.session_token: Optional[str] = os.environ.get("FAENA_SESSION_TOKEN")
         self.interval: float = 30
@@ -147,7 +147,7 @@ class Worker:
         print("registered as", self.id, flush=True)
 
     def send_heartbeats(self) -> None:
-        """Runs on its own thread, because a handler may take long."""
+        """Runs on its own thread, because a handler may take a long time."""
         while True:
             time.sleep(self.interval)
             try:

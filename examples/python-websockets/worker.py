@@ -24,7 +24,7 @@ CONCURRENCY = 8
 
 
 class Failed(Exception):
-    """The error of a handler. Any other error that a handler raises is retried."""
+    """An error with which a handler controls retries. Any other error that a handler raises is retried."""
 
     def __init__(self, message: str, retryable: bool = True, retry_after_ms: Optional[int] = None) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class Job:
 
 class Worker:
     def __init__(self) -> None:
-        # The same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
+        # The id stays the same after a reconnect, so that running jobs stay with this worker. A worker pool sets it for its processes.
         self.id = os.environ.get("FAENA_WORKER_ID") or str(uuid.uuid4())
         self.session_token: Optional[str] = os.environ.get("FAENA_SESSION_TOKEN")
         self.socket: Optional[ClientConnection] = None

@@ -89,7 +89,7 @@ run_job() {
 
 register() {
   local answer
-  # A worker pool sets the id and the token of its processes; otherwise the server chooses one, and the worker keeps it.
+  # A worker pool sets the id and the token of its processes; otherwise the server chooses them, and the worker keeps them.
   local body
   body=$(jq -n --arg id "${worker:-${FAENA_WORKER_ID:-}}" --arg token "$session_token" --argjson capabilities "$capabilities" \
     '{name: "shell", $capabilities, concurrency: 1} + if $id == "" then {} else {workerId: $id} end
@@ -104,7 +104,7 @@ register() {
   session_token=$(jq -r '.sessionToken // ""' <<<"$answer")
   echo "registered as $worker"
   [[ -n $heartbeat ]] && kill "$heartbeat" 2>/dev/null
-  # In the background, because a job may take a long time.
+  # Heartbeats run in the background, because a job may take a long time.
   while sleep "$(jq '.heartbeatIntervalMs / 1000' <<<"$answer")"; do post "/$worker/heartbeat" '{}'; done >/dev/null 2>&1 &
   heartbeat=$!
 }
@@ -126,7 +126,7 @@ trap 'stopping=1; [[ -n $waiting ]] && kill "$waiting" 2>/dev/null' TERM INT
 
 register
 while [[ -z $stopping ]]; do
-  # In the background, because bash handles a signal immediately only while it waits.
+  # The claim runs in the background, because bash handles a signal immediately only while it waits.
   post "/$worker/claim" '{"max": 1, "waitMs": 20000}' >"$claimed" &
   waiting=$!
   wait "$waiting"

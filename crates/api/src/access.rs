@@ -48,7 +48,7 @@ pub fn require_queue(queue: &str) -> ApiResult<()> {
     Ok(context::access()?.require_queue(queue)?)
 }
 
-/// Narrows a filter to the queues of the caller. Fails if it searches in what the caller may not see.
+/// Narrows a filter to the queues of the caller. Fails if it searches payloads or errors that the caller may not see.
 pub fn restrict(filter: &mut Filter) -> ApiResult<()> {
     filter.queues = queues()?;
     payloads::require_searchable("payload", filter.payload.as_ref())?;
@@ -84,7 +84,7 @@ pub async fn require_schedule(api: &Api, text: &str) -> ApiResult<()> {
     };
     match schedule {
         Some(schedule) if includes_queue(&schedule.spec.job.queue) => Ok(()),
-        _ => Err(ApiError::not_found(format!("there is no schedule {text}"))),
+        _ => Err(ApiError::not_found(format!("no schedule \"{text}\""))),
     }
 }
 
@@ -93,11 +93,11 @@ pub async fn require_webhook(api: &Api, text: &str) -> ApiResult<()> {
         Ok(id) => api.engine.store.webhook_get(id).await?,
         Err(_) => None,
     };
-    let webhook = webhook.ok_or_else(|| ApiError::not_found(format!("there is no webhook {text}")))?;
+    let webhook = webhook.ok_or_else(|| ApiError::not_found(format!("no webhook {text}")))?;
     match webhook.job_id {
         Some(job) => require_job(api, job).await,
         // Tasks belong to no queue.
-        None if queues()?.is_some() => Err(ApiError::not_found(format!("there is no webhook {text}"))),
+        None if queues()?.is_some() => Err(ApiError::not_found(format!("no webhook {text}"))),
         None => Ok(()),
     }
 }
@@ -123,7 +123,7 @@ pub async fn require_submittable(api: &Api, jobs: &[NewJob]) -> ApiResult<()> {
     Ok(())
 }
 
-/// Returns whether the caller sees the events of tasks only: it takes part in tasks, and has no other right to read.
+/// Returns whether the caller sees the events of tasks only, because it lacks the scope `read`.
 pub fn sees_tasks_only() -> bool {
     context::access().is_ok_and(|access| access.require(KeyScope::Read).is_err())
 }
@@ -150,8 +150,8 @@ pub fn task_decider() -> ApiResult<Option<TaskCaller>> {
     may_decide.then(task_caller).transpose()
 }
 
-/// Prepares the registration of a worker: it needs the scope `worker`, belongs to the key of its caller, and gets jobs only of
-/// the queues of that key.
+/// Prepares the registration of a worker: it needs the scope `worker`, belongs to the key of its caller, and gets only
+/// jobs of the queues of that key.
 fn authorize_worker(caller: &Access, registration: &mut Registration) -> ApiResult<()> {
     caller.require(KeyScope::Worker)?;
     registration.api_key = caller.key();
@@ -193,7 +193,7 @@ pub fn authorize_registration(
     }
 }
 
-/// Removes the jobs of other queues, with everything that happened to them.
+/// Removes jobs that the caller may not see, with their entries in the timeline. Returns `None` if no job is left.
 pub fn restrict_trace(trace: Trace) -> Option<Trace> {
     if is_unrestricted() {
         return Some(trace);

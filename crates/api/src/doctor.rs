@@ -68,7 +68,7 @@ impl Doctor {
 
     async fn run(&self) {
         let began = Instant::now();
-        // A task of its own, so that a check that panics does not count as running forever.
+        // The check runs in its own task, so that a check that panics does not count as running forever.
         let checked = tokio::spawn((self.check)()).await.unwrap_or_else(|error| Err(error.to_string()));
         let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let report = DoctorReport {

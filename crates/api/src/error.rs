@@ -1,4 +1,4 @@
-//! Turns errors into responses. This is the only table from errors to codes; a code determines its HTTP status.
+//! Turns errors into responses. This is the only place that maps errors to codes; a code determines its HTTP status.
 
 use axum::{
     Json,

@@ -19,10 +19,12 @@ pub async fn live() -> Json<Alive> {
     Json(Alive { status: "ok".into() })
 }
 
-/// Checks the database, the workers of all nodes, and the loops, sources, inboxes and sinks of this node.
+/// Checks the database, the queue in Redis, the workers of all nodes, and the loops, sources, inboxes and sinks of this
+/// node.
 ///
-/// Returns 503 if the database does not respond, or a loop is late or has stopped. A cluster without workers, a source,
-/// inbox or sink that is down, and a loop whose last round failed are degraded and return 200.
+/// Returns 503 if the database does not respond, if Redis does not respond and there is no fallback, or if a loop is
+/// late or has stopped. A cluster without workers, a Redis outage with a fallback, a source, inbox or sink that is
+/// down, and a loop whose last round failed are degraded and return 200.
 pub async fn ready(State(api): State<Api>) -> (StatusCode, Json<Ready>) {
     let engine = &api.engine;
     let database = check_database(engine).await;
@@ -64,7 +66,7 @@ async fn check_database(engine: &Engine) -> DatabaseCheck {
     }
 }
 
-/// Checks the queue in Redis. Without a fallback no job starts while it is down, which is unhealthy.
+/// Checks the queue in Redis. An outage without a fallback is unhealthy, because no job can start.
 async fn check_redis(engine: &Engine) -> Option<RedisCheck> {
     let status = engine.queue.status()?;
     let started = Instant::now();

@@ -1,8 +1,8 @@
 //! Follows jobs for watchers. Server-sent events (`rest/job_events.rs`) and gRPC (`grpc/jobs.rs`) share this code.
 //!
 //! All watchers of one job share one reader. It reads the job when this process changes it, and once a second to find the
-//! changes of other nodes. A watcher remembers only fingerprints of what it has sent, so one that does not read holds no
-//! copy of the job.
+//! changes of other nodes. A watcher remembers only fingerprints of what it has sent, so a client that reads slowly
+//! does not make the server keep copies of the job.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -111,7 +111,7 @@ impl JobWatches {
         receiver
     }
 
-    /// Removes a reader without watchers. Returns whether it is removed.
+    /// Removes the reader of a job if it has no watchers. Returns whether it has none.
     fn remove_unwatched(&self, id: JobId) -> bool {
         let mut readers = self.lock();
         let is_unwatched = readers.get(&id).is_none_or(|sender| sender.receiver_count() == 0);
@@ -189,7 +189,8 @@ async fn wait_for_change(changes: &mut broadcast::Receiver<Event>, id: JobId) {
 
 impl Snapshot {
     fn new(mut job: JobView) -> Snapshot {
-        // A claim does not know its worker until the job has started. Its entry is complete then, and entries are sent once.
+        // The log entry of a claim has no worker until the job starts. Entries are sent once, so it is held back until
+        // then.
         while job.execution_log.last().is_some_and(is_incomplete) {
             job.execution_log.pop();
         }

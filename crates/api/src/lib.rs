@@ -42,7 +42,7 @@ use openapi::operations as docs;
 use KeyScope::{Admin, Read, Worker, Write};
 use Needs::{AllQueues, Events, Job, Nothing, Queue, Schedule, Scope, Task, Webhook};
 
-/// State of the handlers. One reference, because it is cloned several times per request.
+/// State of the handlers. It is a single `Arc`, because it is cloned several times per request.
 #[derive(Clone)]
 pub struct Api(Arc<Shared>);
 
@@ -128,7 +128,7 @@ impl Parts {
     }
 }
 
-/// Ends when the key of a caller is no longer valid.
+/// Completes when the key of a caller is no longer valid.
 pub(crate) type KeyEnd = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Waits until `at`, but at most a day: a timer cannot be set more than a few years ahead.
@@ -146,12 +146,12 @@ impl std::ops::Deref for Api {
     }
 }
 
-/// Builds the service of HTTP, WebSocket and gRPC.
+/// Builds the service for HTTP, WebSocket and gRPC.
 pub fn router(api: Api) -> Router {
     service(declared_routes().router(&api).merge(grpc::routes(&api)), api)
 }
 
-/// Builds the service of health checks and metrics alone.
+/// Builds the service for health checks and metrics only.
 pub fn health_router(api: Api) -> Router {
     service(health_and_metrics().router(&api), api)
 }
@@ -184,7 +184,7 @@ fn service(routes: Router<Api>, api: Api) -> Router {
     Router::new().fallback_service(MapRequestLayer::new(without_trailing_slash).layer(routes))
 }
 
-/// Returns every route of HTTP with the scope that it needs and its documentation.
+/// Returns every HTTP route with the scope that it needs and its documentation.
 pub fn declared_routes() -> Routes {
     Routes::below("")
         .merge(jobs())
@@ -307,7 +307,7 @@ fn bulk() -> Routes {
         .post("/{id}/cancel", AllQueues(Write), rest::bulk::cancel, docs::bulk::cancel)
 }
 
-/// A worker may send its key in the `register` frame, so `connect` checks it there.
+/// The route `/connect` needs no scope: a worker may send its key in the `register` frame, where the handler checks it.
 fn workers() -> Routes {
     Routes::below("/api/v1/workers")
         .get("", AllQueues(Read), workers::rest::list, docs::workers::list)

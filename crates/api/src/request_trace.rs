@@ -1,7 +1,7 @@
 //! Trace context of a request: where its jobs belong in a distributed trace, and the span of the request itself.
 //!
-//! Without a collector, the jobs of a request continue the trace of the caller. With one, they are below the span of the
-//! request. A request that submits nothing has a span only if its caller records a trace.
+//! Without a collector, the jobs of a request continue the trace of the caller. With a collector, the span of the
+//! request is their parent. A request that submits nothing has a span only if its caller sent a trace context.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -59,8 +59,8 @@ impl RequestTrace {
         let own = self.own?;
         // A job without a stored context has its own id as trace id and is not recorded. If this context says the same,
         // it is not stored, which makes the row shorter.
-        let is_known_by_id = self.parent.is_none() && !own.is_sampled() && own.trace_id == *job.0.as_bytes();
-        (!is_known_by_id).then(|| own.to_string())
+        let is_implied_by_id = self.parent.is_none() && !own.is_sampled() && own.trace_id == *job.0.as_bytes();
+        (!is_implied_by_id).then(|| own.to_string())
     }
 
     /// Returns the attributes of the span, if the trace is recorded.

@@ -2,7 +2,7 @@
 //!
 //! [`Routes`] has no method that adds a route without a [`Needs`] and an [`Operation`], so neither the scope nor the
 //! documentation of a route can be forgotten. Tests compare the declared routes with the authorization matrix, and the
-//! OpenAPI document is made from them.
+//! OpenAPI document is generated from them.
 
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ async fn check(
     request: Request,
     next: Next,
 ) -> Response {
-    // A path that is not UTF-8 names nothing; the handler says so.
+    // A path that is not UTF-8 has no parameters; the handler rejects it.
     let parameter = |name: &str| {
         let found = parameters.iter().flatten().find(|(key, _)| *key == name);
         found.map(|(_, value)| value.to_owned()).unwrap_or_default()

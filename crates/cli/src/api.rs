@@ -1,4 +1,4 @@
-//! Calls to the server, and errors that say what to do.
+//! Calls the server, and turns errors into messages that say what to do.
 
 use std::{fmt, process::ExitCode, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     progress::spinner,
 };
 
-/// How long an action on many jobs may take before the server answers.
+/// How long a bulk action may take before the server answers.
 const BULK_TIMEOUT: Duration = Duration::from_secs(330);
 
 /// Which option of a command sets a field of the API, where their names differ.
@@ -137,7 +137,7 @@ impl Api {
         self.client.request(Method::POST, path)
     }
 
-    /// Prepares an action on many jobs, which may take minutes.
+    /// Prepares a bulk action, which may take minutes.
     pub fn post_bulk(&self, path: &str) -> ApiRequest<'_> {
         self.post(path).timeout(BULK_TIMEOUT)
     }

@@ -61,7 +61,7 @@ pub fn sinks() -> ArgValueCompleter {
     completer(|_| pairs(&read("/api/v1/outbox", &[]), "sinks", "name", &[]))
 }
 
-/// Types of jobs: those that workers can run, and those of recent jobs.
+/// Completes types of jobs: those that workers can run, and those of recent jobs.
 pub fn types() -> ArgValueCompleter {
     completer(|_| {
         let workers = read("/api/v1/workers", &[("limit", "100".into())]);

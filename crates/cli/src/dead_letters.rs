@@ -325,7 +325,7 @@ fn describe_bulk(answer: &BulkResponse, participle: &str) -> String {
 fn done_text(done: u64, skipped: u64, participle: &str) -> String {
     let skipped = match skipped {
         0 => String::new(),
-        n => format!("; {n} skipped because they changed meanwhile"),
+        n => format!("; {n} skipped (changed meanwhile)"),
     };
     format!("{} {participle}{skipped}", count(done, "dead letter"))
 }

@@ -102,7 +102,7 @@ impl Follower {
             if !event.data.is_empty() {
                 print(&format_event(&event, api.json));
             }
-            // Changed only now, so that the server sends an event again that was not printed.
+            // The position changes only now, so that after a lost connection the server sends unprinted events again.
             self.position = event.id.or(self.position.take());
         }
         Ok(())

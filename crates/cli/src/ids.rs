@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use crate::{Api, CommandError, output::one_line, whole_list};
 
-/// Candidates that an error lists.
+/// Maximum number of candidates that an error lists.
 const CANDIDATES: usize = 8;
 /// Fewer characters are probably a mistake.
 const MIN_LENGTH: usize = 4;
 /// Hexadecimal digits of an id.
 const DIGITS: usize = 32;
 
-/// A kind of thing that has an id.
+/// A resource with ids, and how to list it.
 pub struct Kind {
     pub noun: &'static str,
     pub path: &'static str,
@@ -70,7 +70,7 @@ pub async fn resolve_all(api: &Api, kind: &Kind, texts: Vec<String>) -> Result<V
     Ok(ids)
 }
 
-/// Returns the whole id, if there is a text.
+/// Returns the whole id of an optional argument, given as in [`resolve`].
 pub async fn resolve_opt(api: &Api, kind: &Kind, text: Option<String>) -> Result<Option<String>, CommandError> {
     match text {
         Some(text) => resolve(api, kind, &text).await.map(Some),

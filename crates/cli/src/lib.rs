@@ -129,7 +129,8 @@ pub struct Connection {
 ///
 /// Exit codes: 0 done, 1 the server rejected the request or the job failed, 2 invalid usage, 3 the server cannot be reached.
 ///
-/// Returns a box, so that this crate contains the code of all commands. The caller would contain that of an `async fn`.
+/// Returns a boxed future, so that this crate contains the compiled code of all commands. An `async fn` would be
+/// compiled in the crate of its caller.
 pub fn run(command: Command) -> Pin<Box<dyn Future<Output = ExitCode>>> {
     Box::pin(run_command(command))
 }

@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 2 << 20;
 #[derive(Subcommand)]
 pub enum Command {
     /// Check definitions without a server
-    #[command(after_help = "Exit code 1 if a definition has an error.\n\nExample:\n  faena machines check order.yaml")]
+    #[command(after_help = "Exits with 1 if a definition has an error.\n\nExample:\n  faena machines check order.yaml")]
     Check(Check),
     /// Draw a definition without a server
     #[command(after_help = "Example:\n  faena machines draw order.yaml --format svg >order.svg")]

@@ -149,7 +149,7 @@ impl ScheduleOptions {
                 fields.insert(name.into(), value);
             }
         };
-        // Each replaces the other.
+        // A cron expression replaces an interval, and an interval a cron expression.
         if self.cron.is_some() {
             put("intervalMs", Some(Value::Null));
         }

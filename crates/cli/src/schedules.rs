@@ -279,7 +279,7 @@ fn listed(list: &ScheduleList, empty: &str) -> String {
     format!("{table}\n{summary}")
 }
 
-/// Why a schedule has no next run.
+/// Returns why a schedule has no next run.
 fn inactive(schedule: &ScheduleView) -> String {
     if schedule.finished.is_some() { "finished".into() } else { "disabled".into() }
 }

@@ -66,9 +66,9 @@ impl Table {
         let layout = self.layout(max);
         let line = |(n, row): (usize, &Vec<String>)| {
             let mut line = String::new();
-            for (place, &(column, width)) in layout.iter().enumerate() {
+            for (index, &(column, width)) in layout.iter().enumerate() {
                 let text = shorten(&row[column], width);
-                let is_last = place + 1 == layout.len();
+                let is_last = index + 1 == layout.len();
                 let padding = if is_last { 0 } else { width.saturating_sub(text_width(&text)) + GAP };
                 let title = &self.rows[0][column];
                 let is_coloured = n > 0 && COLOURED.contains(&title.as_str());
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_is_a_sentence() {
+    fn an_empty_table_is_replaced_by_a_text() {
         assert_eq!(super::table(["id"]).or_text("no jobs"), "no jobs");
     }
 
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_column_and_a_long_name_give_way_before_a_state() {
+    fn an_empty_column_is_left_out_first_and_the_first_column_always_stays() {
         let mut table = table(["name", "note", "status"]);
         table.add_row(["a-long-name-of-a-queue".into(), String::new(), "PROCESSING".into()]);
         assert_eq!(plain(&table, 40), "name                    note  status\na-long-name-of-a-queue        PROCESSING");

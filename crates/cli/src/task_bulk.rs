@@ -205,7 +205,7 @@ fn describe(answer: &Answer, action: &str) -> String {
     format!("{}{}", sentence(action, "", &count(answer.done, "task")), skipped(answer.skipped))
 }
 
-/// `event would be sent to 3 tasks`, `3 tasks would be paused`
+/// Returns a sentence such as `event would be sent to 3 tasks` or `3 tasks would be paused`.
 fn sentence(action: &str, verb: &str, tasks: &str) -> String {
     let verb = if verb.is_empty() { String::new() } else { format!("{verb} ") };
     match action {
@@ -219,7 +219,7 @@ fn sentence(action: &str, verb: &str, tasks: &str) -> String {
 fn skipped(count: u64) -> String {
     match count {
         0 => String::new(),
-        count => format!("; {count} skipped because they changed meanwhile or refused it"),
+        count => format!("; {count} skipped (changed meanwhile or rejected the action)"),
     }
 }
 
@@ -272,7 +272,7 @@ pub async fn migrate(arguments: Migrate) -> Result<ExitCode, CommandError> {
 
 fn describe_migration(answer: &MigrationAnswer) -> String {
     if answer.matched == 0 {
-        return format!("no task of version {} runs", answer.from);
+        return format!("no running tasks of version {}", answer.from);
     }
     let mut table = table(["state", "tasks", "new state", "note"]);
     for state in &answer.states {

@@ -33,7 +33,7 @@ pub enum Command {
     History(TaskArguments),
     /// Follow a task until it ends
     #[command(
-        after_help = "Exit code 1 if the task does not end successfully.\n\nExample:\n  faena tasks watch 018f3c5e-7b1a-7000-8000-0000000000aa"
+        after_help = "Exits with 1 if the task does not end successfully.\n\nExample:\n  faena tasks watch 018f3c5e-7b1a-7000-8000-0000000000aa"
     )]
     Watch(TaskArguments),
     /// List the events that were published about a task

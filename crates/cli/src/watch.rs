@@ -21,14 +21,14 @@ pub async fn watch(api: &Api, id: &str) -> Result<ExitCode, CommandError> {
     until_finished(async || Ok(follow(api, id, &mut display).await?.map(|state| state == JobState::Completed))).await
 }
 
-/// Follows a stream until `follow` returns whether what it watches completed. `None`: the stream ended before that, for example because
-/// the server restarts; then it is opened again.
+/// Calls `follow` until it returns whether the job or task completed. `follow` returns `None` if its stream ends before
+/// that, for example because the server restarts, and is then called again.
 pub async fn until_finished(
     mut follow: impl AsyncFnMut() -> Result<Option<bool>, CommandError>,
 ) -> Result<ExitCode, CommandError> {
     let mut failures = 0;
     loop {
-        let asked = match follow().await {
+        let retry_after = match follow().await {
             Ok(Some(true)) => return Ok(ExitCode::SUCCESS),
             Ok(Some(false)) => return Ok(ExitCode::FAILURE),
             Ok(None) => {
@@ -41,7 +41,7 @@ pub async fn until_finished(
             }
             Err(error) => return Err(error),
         };
-        tokio::time::sleep(RETRY_INTERVAL.max(asked.unwrap_or_default())).await;
+        tokio::time::sleep(RETRY_INTERVAL.max(retry_after.unwrap_or_default())).await;
     }
 }
 
@@ -111,7 +111,7 @@ impl Display {
         Display { json, bar, printed: 0, to_skip: 0 }
     }
 
-    /// The first event of a stream repeats the whole log.
+    /// Skips the log entries that were printed before, because the first event of a stream repeats the whole log.
     fn skip_printed(&mut self, job: &Job) {
         self.to_skip = self.printed.min(job.execution_log.len());
         self.printed -= self.to_skip;
@@ -152,7 +152,7 @@ pub fn percentage(progress: &Progress) -> Option<f64> {
     })
 }
 
-/// Describes a progress in one line: `upload  E4  3 of 9 steps, 33 %  almost there`.
+/// Describes progress in one line: `upload  E4  3 of 9 steps, 33 %  almost there`.
 pub fn progress_text(progress: &Progress) -> String {
     let steps = progress.completed_steps.zip(progress.total_steps);
     let steps = steps.map(|(completed, total)| format!("{completed} of {total} steps"));

@@ -1,4 +1,4 @@
-//! Reads lists to their end: those that are short, and those of which a person expects to see everything.
+//! Reads all pages of a list, up to a limit. For short lists, and lists that a user expects to see completely.
 
 use std::process::ExitCode;
 

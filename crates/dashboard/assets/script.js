@@ -3,13 +3,13 @@
 (() => {
   const root = document.documentElement;
   const base = root.dataset.base;
-  // Shows what needs this script, also in pages that arrive later.
+  // Shows the elements that need this script, also in pages that the server sends later.
   root.classList.add("has-script");
   const spanish = root.lang === "es";
   const main = document.getElementById("main");
 
   // Times: ages count up, and everything else is shown in the zone of the browser.
-  // Each unit, with the next smaller one and the length from which that one is left out.
+  // Each unit, with the next smaller unit and the duration from which the smaller unit is left out.
   const units = [[86400000, "d", 3600000, "h", 864000000], [3600000, "h", 60000, "min", 86400000], [60000, "min", 1000, "s", 600000]];
   const decimal = (n) => n.toFixed(1).replace(/\.0$/, "").replace(".", spanish ? "," : ".");
   const duration = (ms) => {
@@ -60,7 +60,8 @@
     return isTyping || main.querySelector("dialog[open]") || (selection && !selection.isCollapsed && main.contains(selection.anchorNode));
   };
   const keyOf = (row) => row.dataset.key;
-  // New rows of a list wait behind a line, so that they do not move what is being read. Known rows change in place.
+  // New rows of a list are held back behind a button with their number, so that they do not move what is being read. Known rows change in
+  // place.
   let newest = null;
   const hold = (next, html) => {
     const [list, nextList] = [main, next.content].map((part) => part.querySelector("[data-hold]"));
@@ -80,7 +81,7 @@
     nextBody.closest(".scroll").before(line);
     newest = html;
   };
-  // What was typed into a form and not sent yet stays, whatever the server sends.
+  // Unsaved edits of a form stay when the server sends the page again.
   const formFields = () => [...main.querySelectorAll("form.fields :is(input:not([type=hidden]), select, textarea)")];
   const fieldKey = (field) => `${field.form.getAttribute("action")} ${field.name} ${field.type === "checkbox" ? field.value : ""}`;
   const isEdited = (field) => {
@@ -147,7 +148,7 @@
   addEventListener("pageshow", watch);
   document.addEventListener("visibilitychange", () => { if (document.hidden) unwatch(); else watch(); });
 
-  // Selecting jobs for an action on many.
+  // The selection of jobs for bulk actions.
   const countSelected = () => {
     const boxes = [...document.querySelectorAll("tbody input[name=id]:checked")];
     for (const element of document.querySelectorAll("[data-selected]")) element.textContent = String(boxes.length);
@@ -189,7 +190,7 @@
     if (event.target.matches("[data-select-all]")) for (const box of main.querySelectorAll("tbody input[name=id]")) box.checked = event.target.checked;
     countSelected();
   });
-  // The editor of schedules explains when a schedule runs while that is typed.
+  // While you type the timing of a schedule, its editor explains when the schedule runs.
   let explaining = 0;
   document.addEventListener("input", (event) => {
     if (!event.target.matches("[data-timing]")) return;
@@ -206,7 +207,7 @@
       const source = document.getElementById(copy.dataset.copy);
       const done = () => { copy.textContent = copy.dataset.copied; };
       if (navigator.clipboard) navigator.clipboard.writeText(source.textContent).then(done, () => {});
-      // Without encryption a browser offers only what is selected.
+      // Without HTTPS there is no clipboard API, so the text is selected and copied.
       else { getSelection().selectAllChildren(source); if (document.execCommand("copy")) done(); }
       return;
     }
@@ -219,7 +220,7 @@
     if (question && !confirm(question)) event.preventDefault();
   });
 
-  // A drawing that scrolls begins where the page is about.
+  // A diagram that scrolls starts with the element in its centre that the page is about.
   for (const box of document.querySelectorAll("[data-center]")) {
     const middle = box.querySelector(box.dataset.center);
     if (!middle) continue;
@@ -227,7 +228,7 @@
     box.scrollTo(inner.left + inner.width / 2 - outer.left - outer.width / 2, inner.top + inner.height / 2 - outer.top - outer.height / 2);
   }
 
-  // On a narrow screen the pages are a row that scrolls.
+  // On a narrow screen the navigation is a row that scrolls. The current page must be visible.
   const bar = document.getElementById("navigation");
   const current = bar && bar.querySelector("a[aria-current]");
   if (current) {

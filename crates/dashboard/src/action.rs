@@ -9,7 +9,7 @@ use crate::{
     viewer::Viewer,
 };
 
-/// Shows the result of an action on a page. A viewer who is not logged in has to do that first.
+/// Redirects to a page that shows the result of an action. Fails if the viewer has to log in first.
 pub fn show_result(
     viewer: &Viewer,
     page: &str,

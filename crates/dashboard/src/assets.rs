@@ -1,4 +1,5 @@
-//! Style, script and icon. Their addresses contain a hash of their content, so that browsers may keep them forever.
+//! Serves the style sheet, the script and the icon. Their URLs contain a hash of the content, so that browsers may
+//! cache them forever.
 
 use std::sync::LazyLock;
 
@@ -13,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::Dashboard;
 
-/// A file of the pages.
+/// A file that the pages load.
 pub struct Asset {
     name: &'static str,
     kind: &'static str,

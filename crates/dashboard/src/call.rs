@@ -23,7 +23,7 @@ use crate::{error::Failure, session};
 
 /// How long an answer may be shown to the same caller again while a page is live.
 const FRESH: Duration = Duration::from_millis(900);
-/// Answers that are kept for other live pages.
+/// Maximum number of answers that are kept for other live pages.
 const MAX_KEPT: usize = 512;
 /// Largest answer that a page reads.
 const MAX_BYTES: usize = 32 << 20;
@@ -40,8 +40,8 @@ impl InProcess {
     }
 }
 
-/// Headers that describe the request of the browser itself, not its sender.
-const OWN: [HeaderName; 11] = [
+/// Headers that describe the browser's request and not its sender. Calls to the API do not repeat them.
+const REQUEST_HEADERS: [HeaderName; 11] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,
     header::CONNECTION,
@@ -68,7 +68,7 @@ impl Sender {
     /// Copies everything by which the API recognises a caller, and the key in the session's cookie.
     pub fn of(parts: &Parts) -> Sender {
         let mut headers = parts.headers.clone();
-        for name in OWN {
+        for name in REQUEST_HEADERS {
             headers.remove(name);
         }
         if let Some(authority) = parts.uri.authority()
@@ -198,7 +198,7 @@ struct FieldText {
     message: String,
 }
 
-/// Returns what the API says about a request that it rejects.
+/// Converts an error response of the API.
 fn failure(status: StatusCode, body: &[u8]) -> Failure {
     let Ok(ErrorBody { error }) = serde_json::from_slice(body) else {
         return Failure::new(status, status.canonical_reason().unwrap_or("no answer").to_owned());

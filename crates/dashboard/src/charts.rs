@@ -1,6 +1,6 @@
 //! Charts as SVG. Colours are placeholders that the style sheet replaces, so that they follow the theme.
 //!
-//! The plot stretches to the width that it gets. Its labels stand outside of it, so that they keep their size.
+//! The plot is stretched to the available width. Labels are drawn outside the plot, so that they keep their size.
 
 use askama::Template;
 use charts_rs::{BarChart, Color, Series, SeriesCategory, Symbol};

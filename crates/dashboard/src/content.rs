@@ -25,7 +25,7 @@ pub fn content(t: &'static Texts, hidden: &Hidden, id: &str, value: &Value) -> M
     Markup::of(&Content { t, id, text: (!is_hidden).then(|| pretty(value)) })
 }
 
-/// Returns JSON with line breaks, for people.
+/// Returns indented JSON.
 pub fn pretty(value: &Value) -> String {
     visible_json(serde_json::to_string_pretty(value).unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Texts with a number in them, which agree with it in both languages.
+//! Texts that contain a number and agree with it in both languages.
 
 use crate::texts::{Language, Texts};
 
@@ -22,7 +22,7 @@ impl Texts {
         }
     }
 
-    /// Says how many of the ready jobs no worker can take.
+    /// Says how many of the ready jobs are in paused queues.
     pub fn in_paused_queues(&self, count: &str) -> String {
         match self.language() {
             Language::English => format!("{count} of these in paused queues"),
@@ -72,7 +72,7 @@ impl Texts {
         self.counted(&count, number, ["approval waiting", "approvals waiting"], spanish)
     }
 
-    /// Says how many attempts a job may have that has had none.
+    /// Says how many attempts a job may have, for a job that has had none.
     pub fn attempts_allowed(&self, number: u64) -> String {
         let spanish = ["intento como máximo", "intentos como máximo"];
         self.counted(&number.to_string(), number, ["attempt at most", "attempts at most"], spanish)

@@ -1,4 +1,4 @@
-//! Details of logs and events in the viewer's language. The API stores them as English text.
+//! Translates the details of logs and events into the viewer's language. The API stores them as English text.
 //!
 //! `faena_domain::LogDetails` reads what the server has written. Everything else comes from workers and callers, and is shown as it is.
 
@@ -77,7 +77,7 @@ fn schedule_reason_in_spanish(reason: ScheduleReason) -> String {
     }
 }
 
-/// Returns why a job was cancelled in the viewer's language, or `None` if a caller gave the reason.
+/// Returns, in the viewer's language, why a job was cancelled; `None` if the reason is shown as it is.
 pub fn cause_text(t: &Texts, text: &str) -> Option<String> {
     let is_spanish = t.language() == Language::Spanish;
     match LogDetails::of_cause(text)? {
@@ -96,7 +96,7 @@ pub fn cause_text(t: &Texts, text: &str) -> Option<String> {
     }
 }
 
-/// Returns details that the server wrote in the viewer's language, or `None` if they are shown as they are.
+/// Translates details that the server wrote. Returns `None` if they are shown as they are.
 fn translated(t: &Texts, formats: Formats, event: &str, details: &str) -> Option<String> {
     let details = match (LogDetails::of_log(event, details)?, t.language()) {
         (LogDetails::Took { ms }, Language::English) => return Some(format!("after {}", formats.duration(ms))),
@@ -172,13 +172,13 @@ fn traced(t: &Texts, formats: Formats, kind: &str, details: &str) -> Option<Stri
     }
 }
 
-/// Returns how many decisions there are in the viewer's language: `approved: 1 of 2`.
+/// Translates the number of decisions: `approved: 1 of 2`.
 pub fn decision_count(t: &Texts, text: &str) -> Option<String> {
     let LogDetails::Approvals { given, needed } = LogDetails::of_decision(text)? else { return None };
     Some(format!("{}: {given} {} {needed}", t.word("approved"), t.of))
 }
 
-/// `CHECKING; job check`, `PAYING to PAID; job pay` or `approved: 1 of 1`.
+/// Translates `CHECKING; job check`, `PAYING to PAID; job pay` or `approved: 1 of 1`.
 fn traced_task(t: &Texts, details: &str) -> Option<String> {
     if let Some(text) = decision_count(t, details) {
         return Some(text);

@@ -1,4 +1,4 @@
-//! The findings of the checks in Spanish. The API describes them in English, with a code for each kind.
+//! Spanish texts for the findings of `faena doctor`. The API describes findings in English, with a code for each kind.
 
 /// What a kind of finding means and what to do about it.
 pub struct Kind {

@@ -86,7 +86,7 @@ impl Formats {
         self.tag(at, "relative", text)
     }
 
-    /// Returns how long it is until a time, where the place says that it is in the future.
+    /// Returns the time until `at`, for places whose label says that it is in the future.
     pub fn until(&self, at: Timestamp) -> Markup {
         let text = if self.is_live { String::new() } else { self.until_text(at.ms_since(self.now)) };
         self.tag(at, "until", text)
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_the_same_moment_are_told_apart() {
+    fn short_ids_of_jobs_created_together_differ() {
         assert_eq!(short_id("01a1ec00-cc4b-7000-8000-00000000ec5e"), "01a1ec00…00ec5e");
         assert_eq!([short_id("press-1"), short_id("")], ["press-1", ""]);
         assert_eq!(short_id(&"ñ".repeat(20)), "ññññ…ñññ");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_has_a_second_unit_where_it_says_more() {
+    fn a_duration_has_one_or_two_units() {
         let formats = formats(Language::English);
         let text = |ms| formats.duration(ms);
         assert_eq!([0, 840, 1_900, 42_000, 59_999].map(text), ["0 ms", "840 ms", "1.9 s", "42 s", "59 s"]);

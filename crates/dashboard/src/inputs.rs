@@ -59,7 +59,7 @@ impl Entries {
         serde_json::to_string(&self.0).unwrap_or_default()
     }
 
-    /// Returns the values of some fields, or every field that cannot be read.
+    /// Returns the values of the wanted fields, or an error for each field that cannot be parsed.
     pub fn values(
         &self,
         t: &Texts,
@@ -95,7 +95,7 @@ impl Entries {
     }
 }
 
-/// Returns what a field shows of a value of the API.
+/// Converts a value of the API to the text of a field.
 fn text_of(value: &Value, kind: Kind) -> String {
     let list = |separator: &str| {
         let texts: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -121,7 +121,7 @@ fn duration_text(ms: u64) -> String {
     }
 }
 
-/// Returns the value of the API that a text stands for.
+/// Converts the text of a field to a value of the API.
 pub fn value_of(t: &Texts, text: &str, kind: Kind) -> Result<Value, String> {
     let trimmed = text.trim();
     let list = |parts: std::str::Split<'_, char>| -> Value {

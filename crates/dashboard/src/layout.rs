@@ -1,4 +1,4 @@
-//! The frame of every page: navigation, notices, and the answer to a failure.
+//! The frame of every page: navigation, notices and error pages.
 
 use askama::Template;
 use axum::{
@@ -37,7 +37,8 @@ impl Page {
         Ok(Page { title: visible(page.title), main: visible(page.main), ..page })
     }
 
-    /// Renders content in which fields of forms have to keep every character.
+    /// Renders content without making invisible characters visible, because the fields of a form must keep every
+    /// character.
     pub fn exact(title: impl Into<String>, section: &'static str, main: &impl Template) -> Result<Page, Failure> {
         let main = main.render().map_err(Failure::internal)?;
         Ok(Page { title: title.into(), section, main, status: StatusCode::OK, has_navigation: true })

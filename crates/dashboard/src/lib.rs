@@ -109,7 +109,7 @@ pub fn router(config: DashboardConfig, api: Router, closing: CancellationToken) 
     Router::new().fallback_service(MapRequestLayer::new(strip).layer(pages))
 }
 
-/// Answers a request that is for no page. If the API has nothing there either, a browser gets a page that says so.
+/// Passes a request that matches no page to the API. If the API returns 404, a browser gets an error page instead.
 async fn api_or_missing_page(api: Router, missing: Router, request: Request) -> Response {
     let accepts_html = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains("text/html"));
     let is_browser = request.method() == Method::GET
@@ -150,7 +150,7 @@ const POLICY: HeaderValue = HeaderValue::from_static(
      base-uri 'none'; frame-ancestors 'none'",
 );
 
-/// Adds the headers that keep a browser from doing anything but showing the page.
+/// Adds the security headers: content security policy, no framing, no caching, no referrer to other origins.
 async fn protect(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();

@@ -1,8 +1,8 @@
 //! Keeps open pages up to date.
 //!
-//! A page opens one stream. The server renders the page again every two seconds, with the viewer's own credentials, and sends it
-//! when it differs from what was sent last. Pages of the same viewer share the answers of the API within a second, so many
-//! open dashboards cost little more than one.
+//! A page opens one stream. The server renders the page again every two seconds, with the viewer's own credentials, and
+//! sends it when it differs from what was sent last. Pages of the same viewer share the answers of the API within a
+//! second, so many open pages cost little more than one.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -27,10 +27,10 @@ use crate::{Dashboard, session::FRAGMENT};
 
 /// Time between two renderings of an open page.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Open pages that are kept up to date at the same time.
+/// Maximum number of open pages that are kept up to date at the same time.
 const MAX_VIEWERS: usize = 1_000;
 
-/// The open pages.
+/// Limits the number of open pages.
 pub struct Viewers(Arc<Semaphore>);
 
 impl Default for Viewers {
@@ -88,7 +88,8 @@ pub async fn stream(
 }
 
 impl PageStream {
-    /// Waits until the page differs from what was sent last. Ends with the server.
+    /// Waits until the page differs from what was sent last. Returns `None` when the stream ends, for example because
+    /// the server stops.
     async fn next(&mut self) -> Option<Event> {
         loop {
             tokio::select! {

@@ -6,7 +6,8 @@ use askama::Template;
 
 use crate::texts::Texts;
 
-/// HTML that templates include unescaped. Only templates create it, so its values are already escaped.
+/// HTML that templates include unescaped. It comes from templates, which escape values, or from drawings of this
+/// program.
 #[derive(Clone, Debug, Default)]
 pub struct Markup(String);
 
@@ -34,8 +35,8 @@ impl fmt::Display for Markup {
 
 impl askama::filters::HtmlSafe for Markup {}
 
-/// Visual style of a state: a colour and a shape, the same on every page. The first seven are those of jobs, and of tasks,
-/// steps and webhooks, which mean the same by them. Everything else has the others.
+/// Visual style of a state: a colour and a shape, the same on every page. The first seven are the states of jobs;
+/// tasks, steps and webhooks use them with the same meaning. Everything else uses the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StateStyle {
     Queued,
@@ -47,12 +48,12 @@ pub enum StateStyle {
     Cancelled,
     /// Works as it should: a schedule that is active, a worker that is ready.
     On,
-    /// Works right now: a worker that is busy.
+    /// Is working right now: a worker that is busy.
     Busy,
-    /// Starts or stops.
+    /// Is starting or stopping.
     Changing,
     Paused,
-    /// Does nothing, because a person or its end wants it so.
+    /// Is disabled or has ended.
     Off,
     /// A person may want to know.
     Warning,
@@ -140,7 +141,7 @@ pub fn badge(style: StateStyle, word: &str) -> Markup {
     Markup::of(&Badge { style, word })
 }
 
-/// Returns the shape of a state alone.
+/// Returns the shape of a state, without a word.
 pub fn icon(style: StateStyle) -> Markup {
     Markup(format!(
         r#"<svg class="icon {}" viewBox="0 0 10 10" aria-hidden="true">{}</svg>"#,
@@ -149,7 +150,7 @@ pub fn icon(style: StateStyle) -> Markup {
     ))
 }
 
-/// Returns the shape of a state as a part of a drawing.
+/// Returns the shape of a state at a position in a larger drawing.
 pub fn icon_at(style: StateStyle, x: usize, y: usize) -> Markup {
     Markup(format!(
         r#"<svg class="icon {}" x="{x}" y="{y}" width="10" height="10" viewBox="0 0 10 10">{}</svg>"#,

@@ -42,7 +42,7 @@ pub fn prose(viewer: &Viewer, text: &str, jobs: &[String]) -> Markup {
 
 /// Returns what the text mentions at a position, and its length.
 fn mention(viewer: &Viewer, text: &str, at: usize, jobs: &[String]) -> Option<(Markup, usize)> {
-    // Both begin with a hexadecimal digit that is not part of a longer word.
+    // Times and ids begin with a hexadecimal digit that is not part of a longer word.
     let before = text[..at].chars().next_back();
     if !text.as_bytes()[at].is_ascii_hexdigit() || before.is_some_and(char::is_alphanumeric) {
         return None;

@@ -21,7 +21,7 @@ impl Pairs {
         self.0.iter().filter(move |(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns the pairs with one value for a name.
+    /// Returns the pairs with `value` as the only value of `name`.
     pub fn with(&self, name: &str, value: &str) -> Pairs {
         let mut pairs = self.without(name);
         pairs.0.push((name.to_owned(), value.to_owned()));
@@ -57,7 +57,7 @@ impl Pairs {
     }
 }
 
-/// Returns a part of a path with everything escaped that could end it.
+/// Encodes a text as one segment of a path.
 pub fn segment(text: &str) -> String {
     let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
     encoded.replace('+', "%20")
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_cannot_leave_its_place() {
+    fn a_segment_cannot_change_the_rest_of_the_path() {
         assert_eq!(segment("a/../b?c#d e"), "a%2F..%2Fb%3Fc%23d%20e");
     }
 }

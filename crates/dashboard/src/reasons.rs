@@ -1,4 +1,5 @@
-//! Reasons of the API in Spanish. The API writes them in English, with a code and the facts behind them.
+//! Translates the reasons of the API into Spanish. The API writes them in English, with a code and the facts behind
+//! them.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -11,7 +12,7 @@ use crate::{
     viewer::Viewer,
 };
 
-/// Jobs and workers that a sentence lists.
+/// Maximum number of jobs that a sentence lists.
 const MAX_LISTED: usize = 10;
 
 /// One reason why a job is in its state.
@@ -24,7 +25,7 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// Returns the reason in the viewer's language, with links. One that is not known stays in English, and says so.
+    /// Returns the reason in the viewer's language, with links. A reason without a translation is marked as English.
     pub fn shown(&self, viewer: &Viewer) -> Markup {
         let (t, jobs) = (viewer.texts(), self.jobs());
         let translated = match (self.code.as_str(), t.language()) {
@@ -38,7 +39,8 @@ impl Reason {
         }
     }
 
-    /// Returns when and why it was cancelled. The message of the API has the state of another job as its code.
+    /// Returns when and why the job was cancelled. The API's message names the state of another job as `FAILED`, this
+    /// one in words.
     fn cancelled(&self, t: &Texts) -> Option<String> {
         let (at, cause) = (self.text("cancelledAt")?, self.text("cause"));
         let cause = cause.map(|cause| cause_text(t, cause).unwrap_or_else(|| cause.to_owned()));

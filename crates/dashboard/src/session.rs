@@ -55,7 +55,7 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     pairs.find(|(found, value)| *found == name && !value.is_empty()).map(|(_, value)| value)
 }
 
-/// Returns the language of the cookie, or the first one that the browser prefers and Faena speaks.
+/// Returns the language of the cookie, or the first language of the browser that Faena supports.
 pub fn language(headers: &HeaderMap) -> Language {
     if let Some(language) = cookie(headers, LANGUAGE).and_then(Language::from_code) {
         return language;
@@ -107,12 +107,12 @@ pub fn redirect(viewer: &Viewer, to: &str, notice: Option<Notice>) -> Response {
     response
 }
 
-/// Adds the end of the notice's cookie to the page that shows it.
+/// Deletes the cookie of a notice, in the response that shows the notice.
 pub fn forget_notice(viewer: &Viewer, response: &mut Response) {
     set_cookie(viewer, response, NOTICE, "", "HttpOnly; Max-Age=0");
 }
 
-/// Returns a path of this server, whatever the caller sent.
+/// Returns the path if it leads to a page of this server, otherwise `/`.
 fn local_path(path: &str) -> &str {
     let is_local = path.starts_with('/') && !path.starts_with("//") && !path.contains(['\\', '\r', '\n']);
     if is_local { path } else { "/" }
@@ -223,7 +223,7 @@ mod tests {
     fn the_cookie_decides_the_language_before_the_browser() {
         let browser = |value| language(&headers(header::ACCEPT_LANGUAGE, value));
         assert_eq!(browser("es-ES,es;q=0.9,en;q=0.8"), Language::Spanish);
-        assert_eq!(browser("fr-FR, es;q=0.5"), Language::Spanish, "the first that Faena speaks");
+        assert_eq!(browser("fr-FR, es;q=0.5"), Language::Spanish, "the first that Faena supports");
         assert_eq!(browser("de"), Language::English);
         assert_eq!(language(&headers(header::COOKIE, "a=b; faena_lang=es")), Language::Spanish);
     }
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_notice_survives_its_cookie() {
+    fn a_notice_is_read_back_from_its_cookie() {
         let notice = Notice { is_error: true, text: "cola «correo» en pausa; ñ".into() };
         let read =
             Notice::of(&headers(header::COOKIE, &format!("faena_notice={}", notice.encode()))).expect("a notice");

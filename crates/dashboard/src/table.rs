@@ -12,7 +12,7 @@ pub struct Table {
     pub rows: Vec<Row>,
     /// Shown if there are no rows.
     pub empty: Markup,
-    /// Label of the boxes that select rows; absent: rows cannot be selected.
+    /// Label of the checkboxes that select rows; absent: rows cannot be selected.
     pub select_label: Option<&'static str>,
 }
 
@@ -89,7 +89,7 @@ pub fn anchor(href: &str, text: &str) -> Markup {
     Markup::of(&Anchor { class: "", href, text })
 }
 
-/// The second line of a row in a narrow table: a state, and what there is to say about it.
+/// The second line of a row in a narrow table: a state, and the most useful fact about it.
 #[derive(Template)]
 #[template(ext = "html", source = "{{ state }} {{ fact }}")]
 pub struct StateAndFact<'a> {

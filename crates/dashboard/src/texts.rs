@@ -51,7 +51,7 @@ texts! {
     // Frame
     pages: "Pages", "Páginas";
     skip_to_content: "Skip to the content", "Ir al contenido";
-    something_is_wrong: "Something is wrong", "Algo no va bien";
+    something_is_wrong: "Something went wrong", "Algo no va bien";
     not_found: "Not found", "No encontrado";
     no_such_page: "There is no page at this address.", "No hay ninguna página en esta dirección.";
     live: "live", "en directo";

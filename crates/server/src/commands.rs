@@ -309,7 +309,7 @@ fn block_on<'a, T>(command: impl Future<Output = anyhow::Result<T>> + 'a) -> any
 fn print_usage(error: &clap::Error) {
     let text = error.render().to_string();
     if printable(&text) == text {
-        // With colours.
+        // Prints the text with colours.
         let _ = error.print();
     } else {
         eprintln!("{}", printable(text.trim_end()));

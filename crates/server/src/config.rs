@@ -2,7 +2,7 @@
 //!
 //! `keys.rs` is the table of all keys. The defaults, the names in file and environment, the checks, the example file, the reference
 //! page and `faena config` derive from it. Order: defaults < `faena.toml` < environment < flags.
-//! An invalid value or an unknown key is one error that names its position.
+//! An invalid value or an unknown key is an error that names its position.
 
 mod auth;
 mod check;
@@ -68,7 +68,7 @@ pub struct Config {
     unused: Vec<(&'static str, &'static str)>,
 }
 
-/// Durations that must not be zero: a deadline that has always passed, or a loop without a pause.
+/// Durations that must not be zero, because that would be a deadline that has always passed, or a loop without a pause.
 const POSITIVE: [&str; 10] = [
     "server.idle_timeout",
     "server.write_timeout",

@@ -1,7 +1,8 @@
-//! `faena doctor`: checks the database and the configuration, prints one line per finding with a suggested fix.
+//! `faena doctor`: checks the database and the configuration, and prints one line per finding with a suggested fix.
 //!
-//! The store checks the database (`store/src/doctor.rs`). This module checks the machine: free disk space, the
-//! TLS certificate, and whether a server answers and all its loops run. Exit code: 0 no errors, 1 errors found, 2 the check itself failed.
+//! The store checks the database (`store/src/doctor.rs`). This module checks everything else: free disk space, the TLS
+//! certificate, Redis, and the loops, sources, inboxes and sinks of the server if it answers. Exit code: 0 no errors, 1
+//! errors found, 2 the check itself failed.
 
 mod redis;
 
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_easy_to_read() {
+    fn numbers_are_grouped_and_nouns_agree_with_them() {
         assert_eq!(number(1_234_567, "job"), "1 234 567 jobs");
         assert_eq!((number(1, "error").as_str(), number(0, "job").as_str()), ("1 error", "0 jobs"));
     }

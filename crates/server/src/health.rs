@@ -25,7 +25,8 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Exit code: 0 healthy or degraded, 1 unhealthy or no answer, 2 this server does not serve health checks.
+/// Runs the command. Exit code: 0 healthy or degraded, 1 unhealthy or no answer, 2 this server does not serve health
+/// checks.
 pub async fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let configured = arguments.url.as_ref().map(|url| url.trim_end_matches('/').to_owned());
     let base = configured.or_else(|| config.health_url()).ok_or_else(|| {

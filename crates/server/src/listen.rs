@@ -89,7 +89,8 @@ fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// Without API keys every caller may do everything, so only loopback addresses are accepted then.
+/// Returns the error for a public address without API keys. Without keys every caller may do everything, so the server
+/// listens on loopback addresses only.
 pub fn without_keys(public: SocketAddr) -> CannotStart {
     CannotStart::new(format!(
         "{public} is reachable from other machines and there are no API keys; create one with \"faena keys create NAME --scopes \

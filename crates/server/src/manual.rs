@@ -1,4 +1,4 @@
-//! Shell completions and manual pages, from the definition of the command line.
+//! Generates shell completions and manual pages from the definition of the command line.
 
 use std::path::Path;
 

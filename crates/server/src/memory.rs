@@ -1,7 +1,8 @@
 //! Gives freed memory back to the system.
 //!
-//! glibc keeps pages that are free between others in use: a server that was attacked with large requests would stay at several times
-//! its usual size forever. Its own settings that prevent this cost a sixth of the throughput of jobs.
+//! glibc keeps free pages that lie between pages in use: a server that was attacked with large requests would stay at
+//! several times its usual size forever. The settings of glibc that prevent this cost a sixth of the throughput of
+//! jobs.
 
 use std::{convert::Infallible, fs, time::Duration};
 
@@ -10,7 +11,7 @@ use tokio::task::spawn_blocking;
 
 /// How often the memory of the process is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
-/// Freed memory after which it is worth the effort: it takes milliseconds.
+/// Minimum of freed memory that is worth an attempt, which takes milliseconds.
 const MIN_FREED: u64 = 24 << 20;
 /// Longest pause between two attempts that do not help, in checks.
 const MAX_PAUSE: u32 = 60;
@@ -46,7 +47,7 @@ impl Attempts {
         if freed > self.left + MIN_FREED {
             self.pause = 0;
         }
-        // What is free for less than one check is about to be used again.
+        // Memory that has been free for less than one check is probably used again soon.
         let is_due = freed.min(self.previous) > MIN_FREED && self.waited >= self.pause;
         self.previous = freed;
         self.waited = if is_due { 0 } else { self.waited.saturating_add(1) };

@@ -124,7 +124,7 @@ pub struct TaskMetrics {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MetricsHistory {
-    /// `hour` or `day`.
+    /// `minute`, `hour` or `day`.
     pub period: String,
     pub from: Timestamp,
     pub until: Timestamp,
@@ -132,11 +132,11 @@ pub struct MetricsHistory {
     pub history: Vec<HistoryView>,
 }
 
-/// What happened to jobs in one hour or one day (UTC).
+/// What happened to jobs in one minute, hour or day (UTC).
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HistoryView {
-    /// Start of the hour or the day.
+    /// Start of the minute, hour or day.
     pub date: Timestamp,
     /// Only with `byQueue=true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

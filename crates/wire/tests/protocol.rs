@@ -1,4 +1,4 @@
-//! The protocol follows the most important conventions of buf's STANDARD and COMMENTS lint rules.
+//! Tests that the protocol follows the most important conventions of buf's STANDARD and COMMENTS lint rules.
 //!
 //! `npx @bufbuild/buf lint crates/wire/proto` checks all rules; this test needs nothing but Rust.
 #![cfg(feature = "grpc")]
@@ -33,7 +33,7 @@ fn items(file: &FileDescriptorProto) -> BTreeMap<Vec<i32>, String> {
             let path = vec![MESSAGE_TYPE, index(m), FIELD_OR_VALUE_OR_METHOD, index(f)];
             items.insert(path, format!("{}.{}", message.name(), field.name()));
         }
-        // An `optional` field makes a oneof of its own, which has no place in the source.
+        // An `optional` field becomes a oneof of its own, which is not in the source.
         for (o, oneof) in message.oneof_decl.iter().enumerate().filter(|(_, oneof)| !oneof.name().starts_with('_')) {
             items.insert(vec![MESSAGE_TYPE, index(m), ONEOF, index(o)], format!("{}.{}", message.name(), oneof.name()));
         }

@@ -49,7 +49,7 @@ async fn send(job: Context, email: Email) -> Result<Receipt, JobError> {
         return Err(JobError::fail(format!("to: not a valid address: \"{}\"", email.to)));
     }
     job.log(format!("sending \"{}\" to {}", email.subject, email.to));
-    // The same in every run of this job, so the mail server recognises a duplicate.
+    // The id is the same in every run of this job, so the mail server recognises a duplicate.
     Ok(Receipt { message_id: format!("<{}@example.org>", job.id()) })
 }
 

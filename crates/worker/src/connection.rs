@@ -1,7 +1,7 @@
 //! Connects a session to the server: opens the WebSocket, moves frames, reconnects.
 //!
-//! One task per worker. Each turn reads every frame that has arrived, takes every message of the handlers, and flushes once at
-//! the end: under load many frames share one system call.
+//! Each worker has one such task. Each turn reads every frame that has arrived, takes every message of the handlers,
+//! and flushes once at the end: under load, many frames share one system call.
 
 use std::{
     future::{Future, poll_fn},
@@ -35,7 +35,7 @@ use crate::{
 
 type WebSocket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// Handlers wait when this many messages have not been taken.
+/// Handlers wait when this many of their messages are queued.
 const MAX_MESSAGES: usize = 1_024;
 const MESSAGES_PER_TURN: usize = 256;
 /// After this many frames the task yields to other tasks.
@@ -55,7 +55,7 @@ enum Ended {
     Rejected(Error),
 }
 
-/// Runs a worker until it has shut down. Reconnects for as long as that takes.
+/// Runs a worker until it has shut down, and reconnects whenever the connection is lost.
 ///
 /// # Errors
 ///
@@ -279,7 +279,7 @@ impl<S: FusedFuture<Output = ()>> Driver<'_, S> {
         Poll::Pending
     }
 
-    /// Handles the shutdown signal and whatever is due. Returns `true` if the worker has shut down.
+    /// Handles the shutdown signal and due timers. Returns `true` if the worker has shut down.
     fn poll_timers(&mut self, task: &mut Task<'_>) -> bool {
         let now = Instant::now();
         if !self.shutdown.is_terminated() && self.shutdown.as_mut().poll(task).is_ready() {

@@ -35,7 +35,7 @@ open_enum! {
         RateLimited = "RATE_LIMITED",
         /// The server failed; 500.
         InternalError = "INTERNAL_ERROR",
-        /// The server is starting, stopping or overloaded; 503.
+        /// The server is starting, stopping or overloaded, or its database is not available; 503.
         Unavailable = "UNAVAILABLE",
     }
 }
@@ -202,7 +202,7 @@ pub struct JobError {
     retry_after: Option<Duration>,
 }
 
-/// Longer messages are cut: an error is read by people.
+/// Longer messages are truncated, because people read them.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 
 impl JobError {

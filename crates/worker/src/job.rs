@@ -101,7 +101,7 @@ open_enum! {
         StepCompleted = "step_completed",
         /// The worker reported progress.
         Progress = "progress",
-        /// The worker wrote a line.
+        /// The worker logged a message.
         Message = "message",
         /// The run failed and a retry was scheduled.
         RetryScheduled = "retry_scheduled",
@@ -292,7 +292,7 @@ pub struct LogEntry {
     pub timestamp: Timestamp,
     /// What happened.
     pub event: LogEvent,
-    /// More about it; may be empty.
+    /// Details of what happened; may be empty.
     #[serde(default)]
     pub details: String,
     /// The run it belongs to.
@@ -449,7 +449,7 @@ pub struct ChangedJob {
     pub status: JobState,
     /// How many retries it has used; only set after a retry.
     pub retry_count: Option<u32>,
-    /// Its worker was asked to stop and has not stopped yet.
+    /// Whether its worker was asked to stop and has not stopped yet.
     #[serde(default)]
     pub cancel_requested: bool,
 }

@@ -23,7 +23,7 @@ pub(crate) struct Report<W> {
 
 /// Reports without an acknowledgement. Bounded by the concurrency of the worker and the steps its handlers wait for.
 pub(crate) struct PendingReports<W> {
-    /// By job and not by run, because an acknowledgement may leave out the run. Nearly always one report.
+    /// By job and not by run, because an acknowledgement may leave out the run. A job nearly always has one report.
     by_job: HashMap<JobId, Vec<Report<W>>>,
     next_sequence: u64,
 }

@@ -53,7 +53,7 @@ struct Registration {
     heartbeat_interval: Duration,
     last_frame_at: Instant,
     last_heartbeat_at: Instant,
-    /// When to check whether the server is silent. Moved on at the check, not with every frame.
+    /// When to check whether the server is silent. Set again at each check, not with every frame.
     silence_check_at: Instant,
 }
 
@@ -170,7 +170,7 @@ impl Session {
         }
         let is_full = self.runs.in_flight_count() >= self.settings.concurrency as usize;
         if is_full || self.has_taken_only_job || !self.phase.accepts_jobs() {
-            // The server sent it before it knew that this worker drains.
+            // Returns the job: the server may have sent it before it knew that this worker drains.
             self.report(key, ReportKind::Release, outgoing::release(key), None);
             return;
         }

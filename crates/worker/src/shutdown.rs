@@ -104,8 +104,8 @@ impl Session {
 
     /// Returns `true` if the worker can end.
     ///
-    /// It is draining, shutting down or has had its only job, no run is in flight, and every report is acknowledged; or the time for
-    /// acknowledgements has run out.
+    /// That is the case if it is draining, shutting down or has received its only job, no run is in flight, and every
+    /// report is acknowledged; or if the time for acknowledgements has run out.
     pub fn is_over(&self, now: Instant) -> bool {
         let is_done = self.runs.in_flight_count() == 0 && self.reports.is_empty();
         match self.phase {

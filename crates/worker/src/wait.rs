@@ -104,7 +104,8 @@ struct Change {
 }
 
 impl Change {
-    /// A state that this version does not know counts as final if the server also says when the job ended.
+    /// Returns whether the job has finished. A state that this version does not know counts as final if the server also
+    /// says when the job ended.
     fn is_finished(&self) -> bool {
         self.status.is_final() || (matches!(self.status, JobState::Unknown(_)) && self.completed_at.is_some())
     }

@@ -185,7 +185,7 @@ impl Worker {
     /// [grace period](Self::grace_period), releases the remaining jobs without using one of their attempts, and returns when the server
     /// has acknowledged all of it.
     ///
-    /// The worker reconnects after a lost connection, for as long as that takes. Running handlers continue meanwhile.
+    /// After a lost connection, the worker tries to reconnect until it succeeds. Running handlers continue meanwhile.
     ///
     /// # Errors
     ///

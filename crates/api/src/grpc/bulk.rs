@@ -1,4 +1,4 @@
-//! `faena.v1.BulkService`: the progress of actions on many jobs or tasks.
+//! `faena.v1.BulkService`: shows, lists and cancels bulk actions on jobs and tasks.
 
 use faena_wire::{
     BulkView,

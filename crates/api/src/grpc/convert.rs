@@ -1,4 +1,4 @@
-//! Converts between the types of the protocol and those of the domain.
+//! Converts between the protobuf types and the domain types.
 //!
 //! Requests become the JSON bodies of the HTTP API, so that one parser checks both. An enum value has the name of its JSON
 //! value after the prefix: `PRIORITY_HIGH` is `HIGH`, `OVERLAP_QUEUE_ONE` is `queue_one`.
@@ -31,7 +31,7 @@ pub fn milliseconds(duration: prost_types::Duration) -> i64 {
     duration.seconds.saturating_mul(1_000).saturating_add(i64::from(duration.nanos / 1_000_000))
 }
 
-/// Returns the number of the enum value whose name is `prefix` and then `name`; 0 if there is none.
+/// Returns the number of the enum value whose name is `prefix` followed by `name`; 0 if there is none.
 fn number<E: Into<i32>>(parse: fn(&str) -> Option<E>, prefix: &str, name: &str) -> i32 {
     parse(&format!("{prefix}{}", name.to_ascii_uppercase())).map_or(0, Into::into)
 }
@@ -59,7 +59,7 @@ pub fn json_name(value: &impl serde::Serialize) -> String {
     }
 }
 
-/// Returns the text of a value of a query: the name of an enum, or the number of an unknown one.
+/// Returns the value of a query parameter: the name of an enum value, or the number of an unknown one.
 pub fn query_text(value: Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_is_kept_to_the_letter_and_text_that_is_not_json_becomes_a_string() {
+    fn a_payload_is_kept_unchanged_and_text_that_is_not_json_becomes_a_string() {
         let mut body = JsonBody::default();
         body.put("name", Some("a"));
         assert_eq!(body.into_text("payload", r#"{"n": 1.0e2}"#), r#"{"name":"a","payload":{"n": 1.0e2}}"#);

@@ -1,4 +1,4 @@
-//! Every field that HTTP shows is in the protocol. A field that is added to one and not to the other fails here.
+//! Tests that every field of an HTTP answer also exists in the gRPC messages.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,8 @@ use crate::rest::{
     task_views::{TaskView, TaskWhy},
 };
 
-/// Names of fields that differ: a string with JSON, a state instead of a status, a policy or a message around several fields.
+/// Fields with another name in gRPC: a string with JSON, a state instead of a status, or a message that groups several
+/// fields.
 const RENAMED: [(&str, &[&str]); 15] = [
     ("Job", &["status=state", "payload=payloadJson", "result=resultJson", "timeoutMs=timeout"]),
     ("Job", &["retryDelay=retryPolicy", "backoffMultiplier=retryPolicy", "maxDelay=retryPolicy"]),
@@ -55,7 +56,7 @@ fn missing<T: JsonSchema>(message: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_field_of_http_is_in_the_protocol() {
+fn every_field_of_http_exists_in_grpc() {
     let missing: Vec<String> = [
         missing::<JobView>("Job"),
         missing::<Attempt>("JobAttempt"),

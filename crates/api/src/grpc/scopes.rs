@@ -71,7 +71,7 @@ const CONNECT: &str = "faena.v1.WorkerService/Connect";
 pub async fn check(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     match check_access(&path) {
-        // A worker whose key is in its first message is not known here, and needs payloads.
+        // The key of a worker may be in its first message, which is not read yet. Workers always see payloads.
         Ok(()) if needs(&path).is_none() => next.run(request).await,
         Ok(()) => hide_in_call(&path, next.run(request).await),
         Err(error) => Status::from(error).into_http::<axum::body::Body>().into_response(),

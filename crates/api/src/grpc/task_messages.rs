@@ -1,4 +1,4 @@
-//! Converts tasks and machines into messages of the protocol.
+//! Converts tasks and machines into protobuf messages.
 
 use std::collections::BTreeMap;
 

@@ -276,7 +276,7 @@ impl Tasks {
     }
 }
 
-/// Returns the fields of an action on many tasks that all actions have.
+/// Returns a body with the fields that all bulk actions on tasks share.
 fn bulk_body(options: Option<TaskBulkOptions>) -> JsonBody {
     let TaskBulkOptions { filter, all, dry_run, per_second } = options.unwrap_or_default();
     let filter = filter.unwrap_or_default();

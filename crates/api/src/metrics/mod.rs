@@ -1,9 +1,9 @@
 //! `GET /metrics`: metrics for Prometheus, read from the engine and the store on each scrape.
 //!
 //! Each scrape fills a new registry, so the samples of a worker disappear when this node no longer knows the worker.
-//! Metrics of the whole database are exported by one node at a time, so a sum over all nodes counts them once. This
-//! node has a lease, which a node takes or renews when it is scraped. Labels with names that callers choose are
-//! bounded.
+//! Metrics of the whole database are exported by one node at a time, so a sum over all nodes counts them once. The
+//! exporting node holds a lease, which a node takes or renews when it is scraped. The number of labels whose names
+//! callers choose is bounded.
 
 mod cluster;
 mod node;
@@ -41,7 +41,7 @@ pub async fn metrics(State(api): State<Api>, headers: HeaderMap) -> Response {
         }
         Ok(Ok(None)) => false,
         Ok(Err(error)) => {
-            tracing::debug!(%error, "metrics of the database not read");
+            tracing::debug!(%error, "cannot read the metrics of the database");
             false
         }
         Err(_) => false,

@@ -1,4 +1,5 @@
-//! Metrics of the node that is scraped. None of them needs the database, except the one that measures it.
+//! Metrics of the node that is scraped. While the database is down, only the metrics with the names of queues are
+//! missing.
 
 use std::{
     collections::BTreeMap,

@@ -155,21 +155,21 @@ metrics! {
     SCHEDULE_TICKS = "faena_schedule_ticks", Counter, Node, ["outcome"],
         "Due times that this node processed, by outcome";
     SCHEDULE_LATE_SECONDS = "faena_schedule_late_seconds", Gauge, Node, [],
-        "Delay between the latest due time that this node processed and the processing";
+        "How late this node processed its latest due time";
     TASKS = "faena_tasks", Gauge, Cluster, ["machine", "state"], "Tasks that have not ended, by machine and state";
     TASK_OLDEST_SECONDS = "faena_task_oldest_seconds", Gauge, Cluster, ["machine", "state"],
-        "Time since the task that has been in a state longest entered it";
+        "Time for which the oldest task of a state has been in that state";
     TASKS_QUEUED = "faena_tasks_queued", Gauge, Cluster, ["machine"],
         "Tasks that are queued because their machine runs as many tasks as its limit allows";
     TASK_QUEUE_OLDEST_SECONDS = "faena_task_queue_oldest_seconds", Gauge, Cluster, ["machine"],
         "Time for which the first queued task of a machine has waited";
     TASK_APPROVALS = "faena_task_approvals_waiting", Gauge, Cluster, [], "Tasks that wait for a decision";
     TASK_APPROVAL_OLDEST_SECONDS = "faena_task_approval_oldest_seconds", Gauge, Cluster, [],
-        "Time since the task that has waited longest for a decision entered its state, 0 if there is none";
+        "Longest time for which a task has been waiting for a decision, 0 if none waits";
     TASK_OVERDUE_SECONDS = "faena_task_overdue_seconds", Gauge, Cluster, [],
         "Time since the oldest due timer of a task that no node has fired, 0 if there is none";
     TASK_EVENTS = "faena_task_events", Counter, Node, ["outcome"],
-        "Events and commands that this node applied to tasks, by what they did";
+        "Events and commands that this node applied to tasks, by outcome";
     TASK_DEADLINES_MISSED = "faena_task_deadlines_missed", Counter, Node, [],
         "Deadlines of tasks that this node found missed: silence, no progress or total time";
     TASK_COMMIT_SECONDS = "faena_task_commit_seconds", Histogram, Node, [],

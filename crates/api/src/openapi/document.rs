@@ -1,4 +1,4 @@
-//! Assembles the document from the declared routes.
+//! Builds the OpenAPI document from the declared routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -236,7 +236,7 @@ fn headers() -> Value {
         ("Location", &json!({"type": "string", "format": "uri-reference"}), "Path of the created resource."),
         ("Cache-Control", &text, "`no-store`: the answer contains a secret."),
         ("Retry-After", &number, "Seconds to wait before the next attempt."),
-        ("RateLimit", &text, "Requests that are left, and seconds until the limit is full again."),
+        ("RateLimit", &text, "Requests that are left, and seconds until the whole limit is available again."),
         ("RateLimit-Policy", &text, "The limits that apply, present where one is configured."),
         ("WWW-Authenticate", &text, "`Bearer realm=\"faena\"`"),
     ];
@@ -286,7 +286,7 @@ fn common_errors(error: &Value) -> Value {
         (404, "The resource does not exist, has expired, or belongs to a queue that the key may not access."),
         (408, "The body did not arrive in time."),
         (413, "The body is too large."),
-        (415, "The body is not JSON."),
+        (415, "The body is not JSON, or its encoding is not gzip."),
         (429, "Too many requests."),
         (500, "The server failed; its log has the reason under the request id."),
         (503, "The database is unreachable, or the server is full or stopping."),

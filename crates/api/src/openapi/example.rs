@@ -1,4 +1,4 @@
-//! Examples of answers, made from their schemas, so that they are always valid.
+//! Examples of answers, generated from their schemas, so that they are always valid.
 
 use serde_json::{Map, Value, json};
 
@@ -48,6 +48,7 @@ fn text_example(schema: &Value, name: &str) -> Value {
     json!(match (schema.get("format").and_then(Value::as_str), name) {
         (Some("uuid"), _) => "01a1e7b8-1331-768b-9844-23e423e94c9d",
         (Some("date-time"), _) => "2026-11-20T09:00:00.000Z",
+        // An entry of `capabilities` is named like its list without the last letter.
         (_, "type" | "jobType" | "name" | "jobName" | "capabilitie") => "email.send",
         (_, "queue" | "queues") => "mail",
         (_, "timezone") => "Europe/Madrid",

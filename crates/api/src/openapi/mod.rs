@@ -1,4 +1,4 @@
-//! The OpenAPI document, made from the declared routes.
+//! The OpenAPI document, generated from the declared routes.
 //!
 //! Each route declares its documentation ([`Operation`]) next to its handler and scope, so a route without
 //! documentation does not compile. Schemas of answers derive from the types that the handlers return. Schemas of bodies
@@ -30,7 +30,7 @@ pub fn document(limits: &JobLimits) -> Value {
     document::build(&crate::declared_routes().declared(), limits)
 }
 
-/// The document and its page, made when one of them is first requested: the limits do not change while a server runs.
+/// The document and its page, built on the first request: the limits do not change while a server runs.
 #[derive(Default)]
 pub struct Rendered {
     document: OnceLock<Value>,

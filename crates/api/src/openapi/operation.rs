@@ -81,7 +81,7 @@ impl Tag {
         match self {
             Tag::Jobs => "Submit, list, show, change, cancel, retry and delete jobs.",
             Tag::BulkActions => "Apply one action to every job that a filter matches.",
-            Tag::DeadLetters => "Jobs that failed for the last time.",
+            Tag::DeadLetters => "Jobs that failed permanently.",
             Tag::Schedules => "Create jobs at set times: cron expressions in a time zone, or fixed intervals.",
             Tag::Tasks => "Create tasks, send them events, and decide on them.",
             Tag::Machines => "The state machines that tasks run.",
@@ -146,7 +146,7 @@ pub struct Answer {
 pub enum Content {
     Empty,
     Json(AnswerSchema),
-    /// Text of a media type.
+    /// Text of one of these media types.
     Text(&'static [&'static str]),
     /// Server-sent events whose data has this schema.
     Events(AnswerSchema),

@@ -1,5 +1,5 @@
-//! The reference page at `/docs`, made from the document: plain HTML without scripts, so that it works offline and the browser's
-//! search finds everything.
+//! The reference page at `/docs`, generated from the OpenAPI document: plain HTML without scripts, so that it works
+//! offline and the browser's search finds everything.
 
 use std::fmt::Write;
 
@@ -93,7 +93,7 @@ fn operation(html: &mut String, route: &DeclaredRoute, document: &Value) {
     html.push_str("</article>\n");
 }
 
-/// Adds a call with curl.
+/// Adds an example call with curl.
 fn example(html: &mut String, route: &DeclaredRoute, body: &Value) {
     let mut command = format!("curl http://127.0.0.1:3000{}", route.path);
     if !matches!((route.method, body.is_null()), ("GET", _) | ("POST", false)) {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_words() {
+    fn types_are_described_in_words() {
         assert_eq!(type_of(&json!({"type": ["integer", "null"], "minimum": 1, "maximum": 5})), "integer, 1–5 or null");
         assert_eq!(
             type_of(&json!({"type": "array", "items": {"$ref": "#/components/schemas/JobView"}})),

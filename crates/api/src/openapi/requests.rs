@@ -436,7 +436,7 @@ pub fn migration(_: &JobLimits) -> Value {
             "entry",
             with_default(about(one_of(["run", "skip"]), "Whether the entry actions of the new state run."), "run"),
         )
-        .optional("dryRun", with_default(about(boolean(), "Only report what would happen."), false))
+        .optional("dryRun", with_default(about(boolean(), "Only reports what would happen."), false))
         .optional(
             "perSecond",
             about(integer(1, 10_000), "Maximum rate per second. With it, the action runs in the background."),

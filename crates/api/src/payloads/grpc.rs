@@ -1,4 +1,4 @@
-//! Hides fields of gRPC messages, by their descriptors.
+//! Hides fields of gRPC messages, as their descriptors require.
 //!
 //! A message is read in its encoded form: fields that are hidden or unknown are left out, so the caller sees their default values.
 
@@ -32,7 +32,7 @@ pub fn hide_in_call(path: &str, response: Response) -> Response {
         return response;
     }
     let Some(message) = Protocol::get().answers.get(path.trim_start_matches('/')) else {
-        // Health checks and the descriptors themselves.
+        // The answers of health checks and server reflection contain no payloads.
         return response;
     };
     let mut response = response.map(|inner| Body::new(HidingBody { inner, message, pending: Vec::new() }));

@@ -1,4 +1,4 @@
-//! Hides values in JSON, by its schema.
+//! Hides parts of a JSON answer, as its schema in the OpenAPI document requires.
 
 use serde_json::{Map, Value, json};
 
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_and_values_of_any_form_are_hidden_and_named() {
+    fn texts_and_values_of_any_form_are_hidden_and_listed() {
         let value = json!({
             "id": "01a1e7b8-1331-768b-9844-23e423e94c9d", "queue": "mail", "count": 3, "state": "QUEUED",
             "payload": {"id": "x"}, "result": 7, "error": "no such user", "lines": ["a"],
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_value_are_hidden_where_they_are() {
+    fn fields_of_nested_objects_are_hidden_in_place() {
         let value = json!({"steps": [{"name": "a", "result": {"x": 1}}], "last": {"name": "b", "result": "y"}});
         let step = |name: &str| json!({"name": name, "result": null, "hidden": ["result"]});
         assert_eq!(hidden(job(), value), json!({"steps": [step("a")], "last": step("b")}));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_value_is_not_named_as_hidden() {
+    fn an_empty_value_is_not_listed_as_hidden() {
         assert_eq!(hidden(job(), json!({"result": null, "error": null})), json!({"result": null, "error": null}));
     }
 }

@@ -45,7 +45,7 @@ pub fn shown_text(text: Option<String>) -> Option<String> {
 /// Fails if the caller filters by a text that it may not see: the number of matches would tell what the text is.
 pub fn require_searchable(field: &str, filter: Option<&String>) -> ApiResult<()> {
     if filter.is_some() && !are_visible() {
-        let message = format!("{field}: this API key is without payloads, so it cannot search in them");
+        let message = format!("{field}: this API key may not see payloads, so it cannot search in them");
         return Err(ApiError::new(ErrorCode::Forbidden, message));
     }
     Ok(())
@@ -84,7 +84,7 @@ pub async fn hide(api: &Api, route: &DocumentedRoute, response: Response) -> Res
         "" => response.map(|_| Body::empty()),
         text if visible::MEDIA_TYPES.contains(&text) => response,
         other => {
-            let message = format!("this API key is without payloads, so it cannot read {other}");
+            let message = format!("this API key may not see payloads, so it cannot read {other}");
             ApiError::new(ErrorCode::Forbidden, message).into_response()
         }
     }

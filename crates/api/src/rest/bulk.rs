@@ -90,13 +90,13 @@ impl BulkRequest {
 
 /// Returns whether a filter excludes any job, apart from its states. A time that excludes nothing does not count.
 fn is_narrow(filter: &Filter) -> bool {
-    let open = Filter {
+    let unrestricted = Filter {
         states: filter.states.clone(),
         created_after: filter.created_after.filter(|at| at.as_ms() <= FIRST_JOBS_MS),
         created_before: filter.created_before.filter(|at| *at > Timestamp::now()),
         ..Filter::default()
     };
-    *filter != open
+    *filter != unrestricted
 }
 
 /// Starts an action on the jobs that match now. Jobs that are submitted later are not affected.

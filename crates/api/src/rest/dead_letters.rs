@@ -31,7 +31,9 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResp
     respond(page_info, |page_info| DeadLetterList::new(data, page_info))
 }
 
-/// Applies one query parameter to a filter. Accepts the parameters of the job list except `status`; `jobType` is `type`.
+/// Applies one query parameter to a filter.
+///
+/// Accepts the parameters of the job list except `status`, and `jobType` as another name for `type`.
 pub fn set_dead_letter_filter(filter: &mut Filter, name: &str, value: String) -> Result<(), String> {
     match name {
         "status" => Err(UNKNOWN_PARAMETER.into()),

@@ -1,4 +1,4 @@
-//! `/machines`: registers, lists and shows machines.
+//! `/machines`: registers, lists, shows and draws machines.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub struct MachineView {
     pub created_by: String,
     /// All versions, newest first.
     pub versions: Vec<u32>,
-    /// The definition as JSON, as it was written.
+    /// The registered definition, as JSON.
     pub definition: Value,
 }
 

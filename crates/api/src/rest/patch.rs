@@ -1,4 +1,4 @@
-//! `PATCH /jobs/:id`: changes a job that has not started.
+//! `PATCH /jobs/:id`: changes a waiting job, which is `PENDING`, `QUEUED` or `RETRYING`.
 
 use axum::{Json, body::Body, extract::State};
 use faena_domain::{FieldError, JobId, JobView, NewJob, Priority, Timestamp};

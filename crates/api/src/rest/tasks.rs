@@ -307,7 +307,7 @@ pub async fn reject(State(api): State<Api>, Segment(id): Segment, body: Body) ->
     Ok(Json(decide_from(&api, &id, &body, false).await?))
 }
 
-/// Approves or rejects for the caller what a task waits for, with the hash and the comment in a request.
+/// Approves or rejects what a task waits for, as the caller of the request, with the hash and comment of the request.
 pub async fn decide_from(api: &Api, id: &str, body: &[u8], approve: bool) -> ApiResult<TaskAnswer> {
     let task = parse_id(id)?;
     let mut fields = optional_fields(api, body)?;

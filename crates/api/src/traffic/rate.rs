@@ -1,8 +1,8 @@
 //! Limits the rate of requests per caller: one bucket per API key or client address.
 //!
 //! A bucket holds up to `burst` requests and fills at `per_second`. A full bucket is deleted, because a new one would be full
-//! too. So memory follows the callers of the last seconds, and never exceeds [`MAX_BUCKETS`]: above it, further callers share
-//! a few buckets.
+//! too. So memory depends on the number of callers in the last seconds, and never exceeds [`MAX_BUCKETS`]: above it,
+//! further callers share a few buckets.
 
 use std::{
     hash::{BuildHasher, Hash, RandomState},

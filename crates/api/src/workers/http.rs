@@ -46,7 +46,7 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
         api_key: None,
         in_flight: None,
     };
-    // Every other call has its key in the header, so this one may have it there too.
+    // A key in the body takes precedence over the key in the header.
     let token = fields.text("token").map(SecretText::from);
     finish(fields)?;
     let registration = access::authorize_registration(&api, &context::caller(), registration, token.as_ref())?;
@@ -90,7 +90,7 @@ pub async fn claim(
         // This server was suspended: its jobs may have been assigned again meanwhile.
         return Err(EngineError::LeaseLost.into());
     }
-    // Both are objects: the fields of the second follow those of the first.
+    // Puts the jobs and the fields of the notices into one object.
     let notices = serde_json::to_string(&notices(&worker)).expect("notices are JSON");
     let claimed = format!("{{\"jobs\":[{}],{}", jobs.join(","), &notices[1..]);
     Ok(([(header::CONTENT_TYPE, "application/json")], claimed).into_response())
@@ -185,7 +185,7 @@ async fn handle_report(
     let kind = parse_kind(name, &mut fields);
     // Reports all invalid fields together. Only then come the errors about the whole report.
     finish(fields)?;
-    // Between two calls nothing else connects a report with its claim.
+    // Without a connection, only the run number links a report to its claim.
     let run = run.ok_or_else(|| ApiError::invalid_field("run", "is required; it is in the claimed job"))?;
     let kind = kind?;
     let worker = find_worker(&api, &key, token).await?;

@@ -61,7 +61,7 @@ pub async fn serve(api: Api, worker: Arc<ConnectedWorker>, mut stream: impl Work
     let reason = session.run(&mut stream).await;
     let Session { api, worker, has_left, .. } = session;
     if has_left {
-        // Before the stream ends, so that its id is free when the worker sees that.
+        // The registration ends before the stream, so that the worker's id is free when the worker sees the end.
         api.engine.disconnect_worker(&worker, true, Timestamp::now()).await;
     }
     match reason {

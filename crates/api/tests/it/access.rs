@@ -1,4 +1,4 @@
-//! Who may call what: every route with every kind of key.
+//! Tests which callers may call which routes: every route with every kind of key.
 
 use std::time::Duration;
 
@@ -143,7 +143,7 @@ async fn health_needs_no_key_and_a_wrong_key_is_rejected_there_too() {
 }
 
 #[tokio::test]
-async fn a_rejected_caller_is_told_what_to_do() {
+async fn a_rejection_says_what_to_do() {
     let app = App::start().await;
     let read = key(&app, &[KeyScope::Read], None).await;
     let without = app.get("/api/v1/jobs").await;
@@ -232,7 +232,7 @@ pub async fn call(
     (answer.status.as_u16(), serde_json::from_str(&answer.text).unwrap_or_default())
 }
 
-/// An app with a job, a failed job and a schedule in the queue `mail`, the same in `other`, and a key for `mail`.
+/// An app with an admin key and a key that is restricted to the queue `mail`.
 pub struct TwoQueues {
     pub app: App,
     pub mail: ApiKeyText,
@@ -545,9 +545,9 @@ async fn the_streams_of_a_revoked_or_expired_key_end() {
     for body in open {
         wait_for_end(body).await;
     }
-    // Created with a new key, because the calls of `App` have none.
-    let admin = key(&app, &[KeyScope::Write], None).await;
-    let create = Request::post("/api/v1/jobs").header("authorization", format!("Bearer {}", admin.reveal()));
+    // The job is created with a new key, because the calls of `App` have none.
+    let writer = key(&app, &[KeyScope::Write], None).await;
+    let create = Request::post("/api/v1/jobs").header("authorization", format!("Bearer {}", writer.reveal()));
     let create = create.header("content-type", "application/json").body(Body::from(r#"{"name": "noop"}"#)).unwrap();
     assert_eq!(app.send(create).await.status, 201);
     assert!(unaffected.next().await.is_some(), "the stream of another key stays open");

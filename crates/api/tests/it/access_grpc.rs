@@ -1,4 +1,4 @@
-//! Who may call what over gRPC: every call of the protocol with every kind of key.
+//! Tests which callers may make which gRPC calls: every call of the protocol with every kind of key.
 
 use axum::{
     body::Body,
@@ -49,7 +49,7 @@ fn calls() -> Vec<Call> {
     calls
 }
 
-/// Makes a call whose message has only an id, or nothing, and returns its status. A stream counts once it is open.
+/// Makes a call whose message has only an id, or nothing, and returns its status: `Ok` for a stream that was opened.
 async fn call(app: &App, path: &str, id: Option<&str>, key: Option<&str>) -> Code {
     let mut message = Vec::new();
     if let Some(id) = id {
@@ -81,9 +81,9 @@ async fn call(app: &App, path: &str, id: Option<&str>, key: Option<&str>) -> Cod
 fn permits(scope: KeyScope, call: &str) -> bool {
     let (_, method) = call.split_once('/').unwrap();
     let reads = ["Get", "List", "Watch", "Preview", "Validate", "Check", "Subscribe", "Explain"];
-    let of_task_services = ["Subscribe", "GetTask", "ListTasks", "SendTaskEvent"];
+    let for_workers = ["Subscribe", "GetTask", "ListTasks", "SendTaskEvent"];
     let needed = if reads.iter().any(|verb| method.starts_with(verb)) { KeyScope::Read } else { KeyScope::Write };
-    scope.includes(needed) || (scope == KeyScope::Worker && of_task_services.contains(&method))
+    scope.includes(needed) || (scope == KeyScope::Worker && for_workers.contains(&method))
 }
 
 #[tokio::test]

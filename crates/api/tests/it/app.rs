@@ -233,7 +233,7 @@ impl Drop for TestDatabase {
     fn drop(&mut self) {
         let TestDatabase::Database(name) = self else { return };
         let sql = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
-        // The test's own runtime cannot be blocked while it unwinds.
+        // A panicking test cannot block on its own runtime, so another thread drops the database.
         let dropped = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run_sql(&sql));
         });
@@ -270,12 +270,12 @@ impl TestResponse {
         self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {:?}", self.headers)).to_str().unwrap()
     }
 
-    /// Status and body, without ids and times.
+    /// Returns the status and the body, with placeholders for ids and times.
     pub fn snapshot(&self) -> String {
         format!("{}\n{}", self.status, redacted(&self.json()))
     }
 
-    /// Status, code and message of an error, then one line per invalid field.
+    /// Returns the status, code and message of an error, then one line per invalid field.
     pub fn error_snapshot(&self) -> String {
         let body = self.json();
         let error = &body["error"];

@@ -1,4 +1,4 @@
-//! `POST /jobs/bulk/{cancel,retry,delete}`.
+//! Tests of `POST /jobs/bulk/{cancel,retry,delete}`.
 
 use insta::assert_snapshot;
 use serde_json::json;

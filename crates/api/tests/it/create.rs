@@ -1,4 +1,4 @@
-//! `POST /jobs` and `GET /jobs/:id`.
+//! Tests of `POST /jobs` and `GET /jobs/:id`.
 
 use axum::http::{Request, StatusCode};
 use insta::assert_snapshot;

@@ -1,4 +1,4 @@
-//! `/dead-letter`.
+//! Tests of `/dead-letter`.
 
 use axum::http::StatusCode;
 use insta::assert_snapshot;

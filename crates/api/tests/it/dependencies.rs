@@ -1,4 +1,4 @@
-//! `/jobs/:id/dependencies`.
+//! Tests of `GET /jobs/:id/dependencies`.
 
 use axum::http::StatusCode;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! The machines in `examples/machines` through the API, and definitions that try to break it.
+//! Tests the machines in `examples/machines` through the API, and definitions that try to break the server.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ async fn task(app: &App, name: &str, data: Value) -> Value {
 }
 
 #[tokio::test]
-async fn an_order_submits_its_first_job_and_its_compensations_when_it_is_cancelled() {
+async fn an_order_submits_its_first_job_and_compensates_when_it_is_cancelled() {
     let app = App::start().await;
     let order = task(&app, "order-saga", json!({"orderId": "o-7", "amount": 5})).await;
     assert_eq!(order["state"], "FULFILLING.RESERVING");
@@ -79,6 +79,7 @@ async fn the_schema_of_definitions_is_served() {
 #[tokio::test]
 async fn a_hostile_definition_is_refused_and_changes_nothing() {
     let app = App::start().await;
+    // Nested aliases that expand to billions of values, known as "billion laughs".
     let mut laughs = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
     for level in 1..12 {
         laughs.push_str(&format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 9].join(", ")));

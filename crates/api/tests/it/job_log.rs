@@ -1,4 +1,4 @@
-//! `/jobs/:id/log`.
+//! Tests of `GET /jobs/:id/log`.
 
 use axum::http::StatusCode;
 

@@ -35,7 +35,7 @@ async fn relay(app: &App, rejected: Option<&str>) -> usize {
     taken.events.len()
 }
 
-/// Submits jobs whose first events the sink rejects.
+/// Submits `count` jobs, whose `job.created` events the sink rejects until they are dead letters.
 async fn app_with_dead_letters(count: usize) -> (App, Vec<Value>) {
     let app = start().await;
     for _ in 0..count {

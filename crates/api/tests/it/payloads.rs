@@ -1,4 +1,5 @@
-//! A key with `withoutPayloads`: no answer of any kind shows the payloads, results, data, logs and errors of jobs and tasks.
+//! Tests that no answer to a key with `withoutPayloads` shows payloads, results, data, logs or errors of jobs and
+//! tasks.
 
 mod seed;
 
@@ -105,7 +106,7 @@ async fn get(app: &App, key: &ApiKeyText, path: &str, until: Option<Until<'_>>) 
     (status, text)
 }
 
-/// Returns every path of a `GET` operation, filled with everything that exists.
+/// Returns the paths of a `GET` operation, one for every id or name.
 fn paths(template: &str, seed: &Seed) -> Vec<String> {
     if template.contains("{name}") {
         return ["order", "mail"].map(|name| template.replace("{name}", name)).to_vec();
@@ -126,8 +127,8 @@ async fn no_answer_shows_a_payload(app: App) {
     for (template, operation) in operations.filter_map(|(path, methods)| Some((path, methods.get("get")?))) {
         let name = operation["operationId"].as_str().unwrap();
         let is_stream = operation["responses"]["200"]["content"].get("text/event-stream").is_some();
-        let is_of_one = template.contains("{id}");
-        let until = || is_stream.then(|| if is_of_one { Until::FirstEvent } else { Until::Text(&seed.last) });
+        let has_id = template.contains("{id}");
+        let until = || is_stream.then(|| if has_id { Until::FirstEvent } else { Until::Text(&seed.last) });
         let needs_admin = operation["description"].as_str().unwrap().contains("Needs the scope `admin`");
         for path in paths(template, &seed) {
             let (status, text) = get(&app, &ordinary, &path, until()).await;
@@ -261,7 +262,7 @@ async fn a_search_in_errors_and_payloads_is_refused_because_it_would_confirm_a_g
         assert!(status.is_success() && found["total"].as_u64().unwrap() > 0, "{found}");
         let (status, refused) = get(&app, &viewer, &path, None).await;
         assert_eq!(status, StatusCode::FORBIDDEN, "{refused}");
-        assert!(refused.contains(&format!("{field}: this API key is without payloads")), "{refused}");
+        assert!(refused.contains(&format!("{field}: this API key may not see payloads")), "{refused}");
         let (status, _) = get(&app, &viewer, &format!("/api/v1/{list}?reason=error&q=mail"), None).await;
         assert_eq!(status, StatusCode::OK, "other filters work");
     }

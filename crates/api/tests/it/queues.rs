@@ -1,4 +1,4 @@
-//! `/queues` and `/limits`.
+//! Tests of `/queues` and `/limits`.
 
 use axum::http::StatusCode;
 use insta::assert_snapshot;

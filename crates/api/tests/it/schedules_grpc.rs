@@ -15,6 +15,7 @@ fn client(app: &App) -> ScheduleServiceClient<axum::Router> {
     ScheduleServiceClient::with_origin(app.router.clone(), axum::http::Uri::from_static("http://127.0.0.1:3000"))
 }
 
+/// Returns a schedule that is not due during a test.
 fn quiet() -> ScheduleSpec {
     ScheduleSpec {
         name: Some("nightly".into()),

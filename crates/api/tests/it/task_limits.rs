@@ -1,4 +1,4 @@
-//! Limits of running tasks over REST: queued tasks, why, and changes by an operator.
+//! Limits of running tasks over REST: queued tasks, why they wait, and changes by an operator.
 
 use serde_json::{Value, json};
 

@@ -111,7 +111,7 @@ async fn a_fork_is_a_new_task_from_a_point_in_a_history() {
     }
     assert_eq!(app.get("/api/v1/tasks").await.json()["total"], 3, "nothing else was created");
     let trace = app.get("/api/v1/trace/o7").await.json();
-    assert_eq!(trace["tasks"].as_array().unwrap().len(), 3, "one timeline with both");
+    assert_eq!(trace["tasks"].as_array().unwrap().len(), 3, "one timeline with all three");
     let audit = app.get("/api/v1/audit?action=task.fork").await.json();
     assert_eq!((&audit["total"], &audit["entries"][0]["target"]), (&json!(2), &json!(id)));
 }

@@ -170,7 +170,7 @@ async fn a_plan_is_not_approved_with_the_hash_of_another_plan() {
 }
 
 #[tokio::test]
-async fn invalid_tasks_are_refused() {
+async fn invalid_tasks_are_rejected() {
     let app = App::start().await;
     for (body, status) in [
         (json!({}), StatusCode::BAD_REQUEST),
@@ -239,7 +239,7 @@ async fn the_same_key_and_body_create_one_task() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_key_of_a_task_may_be_a_header() {
+async fn the_idempotency_key_of_a_task_may_be_a_header() {
     let app = App::start().await;
     register(&app, json!(ORDER)).await;
     let create = async |key: &[u8], body: &str| {

@@ -181,7 +181,7 @@ async fn bad_input_over_grpc_has_the_errors_of_http() {
 }
 
 #[tokio::test]
-async fn a_key_creates_one_task_over_grpc() {
+async fn an_idempotency_key_creates_one_task_over_grpc() {
     let app = App::start().await;
     let mut client = client(&app);
     register(&mut client).await.unwrap();
@@ -200,11 +200,11 @@ async fn a_key_creates_one_task_over_grpc() {
 }
 
 #[tokio::test]
-async fn a_worker_key_sends_events_over_grpc_and_decides_nothing() {
+async fn a_worker_key_can_send_events_over_grpc_but_cannot_approve() {
     let app = App::start().await;
-    let mut open = client(&app);
-    register(&mut open).await.unwrap();
-    let id = create(&mut open).await;
+    let mut without_key = client(&app);
+    register(&mut without_key).await.unwrap();
+    let id = create(&mut without_key).await;
     let worker = key(&app, &[KeyScope::Worker], None).await;
     let mut client = client(&app);
     let with_key = |kind: &str, payload: &str| {

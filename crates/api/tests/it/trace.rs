@@ -1,4 +1,4 @@
-//! `GET /trace/:correlationId`.
+//! Tests of `GET /trace/:correlationId`.
 
 use serde_json::Value;
 

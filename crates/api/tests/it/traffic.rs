@@ -39,7 +39,7 @@ async fn get(app: &App, peer: &str, path: &str, headers: &[(&str, &str)]) -> Tes
     app.send(request(peer, path, headers)).await
 }
 
-/// The rate is so low that no bucket fills during a test.
+/// Allows one request per second from an address, with a burst of three.
 fn one_per_address() -> TrafficConfig {
     TrafficConfig { per_address: rate(1, 3), ..TrafficConfig::default() }
 }
@@ -47,7 +47,7 @@ fn one_per_address() -> TrafficConfig {
 const JOBS: &str = "/api/v1/jobs";
 
 #[tokio::test]
-async fn requests_above_the_limit_of_an_address_are_rejected_until_it_fills_again() {
+async fn requests_above_the_limit_of_an_address_are_rejected() {
     let app = App::start_with_traffic(one_per_address()).await;
     key(&app, &[KeyScope::Read], None).await;
     let first = get(&app, "203.0.113.9", JOBS, &[]).await;
@@ -132,7 +132,7 @@ async fn each_key_has_its_own_limit() {
     assert_eq!(statuses, [200, 200, 429], "from any address");
     assert_eq!(get(&app, "203.0.113.1", JOBS, &[("x-api-key", second.reveal())]).await.status, 200);
     let without = get(&app, "203.0.113.1", JOBS, &[]).await;
-    assert!(without.status == 401 && !without.headers.contains_key("ratelimit"), "there is no limit of addresses");
+    assert!(without.status == 401 && !without.headers.contains_key("ratelimit"), "addresses have no limit");
 }
 
 #[tokio::test]
@@ -260,7 +260,7 @@ async fn large_responses_are_compressed_for_callers_that_accept_it() {
     GzipDecoder::new(&body[..]).read_to_string(&mut text).await.unwrap();
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["total"], 10);
     let (headers, _) = raw(&app, JOBS, "zstd, gzip;q=0.5").await;
-    assert_eq!(headers["content-encoding"], "gzip", "the only encoding that Faena speaks");
+    assert_eq!(headers["content-encoding"], "gzip", "the only encoding that Faena supports");
     let (headers, _) = raw(&app, "/health/live", "gzip").await;
     assert!(!headers.contains_key("content-encoding"), "a small response is not compressed");
     let stream = Request::builder().uri("/api/v1/events").header("accept-encoding", "gzip").body(Body::empty());
@@ -285,7 +285,7 @@ async fn a_compressed_body_is_read_and_its_limit_counts_decompressed_bytes() {
     let response = post_gzip(&app, large).await;
     let expected = format!("413 PAYLOAD_TOO_LARGE: the body is larger than {BODY_BYTES} bytes");
     assert_eq!(response.error_snapshot(), expected);
-    // Two members of a gigabyte would take all memory if they were decompressed first.
+    // A body of two gzip members that decompress to 64 MiB each: the limit applies while the body is decompressed.
     let mut bomb = gzip(&vec![b' '; 64 << 20]).await;
     bomb.extend(bomb.clone());
     assert_eq!(post_gzip(&app, bomb).await.error_snapshot(), expected);
@@ -321,7 +321,7 @@ async fn large_bodies_share_a_budget_and_small_ones_are_never_rejected() {
     let others = async {
         let rejected = loop {
             let response = app.send(post("/api/v1/jobs/batch", large(1 << 19))).await;
-            // Until the server has read what the unfinished request sends.
+            // Repeats until the server has read what the unfinished request sends.
             if response.status != 201 {
                 break response;
             }

@@ -1,4 +1,4 @@
-//! `/jobs/:id/why`.
+//! Tests of `GET /jobs/:id/why`.
 
 use axum::http::StatusCode;
 use insta::assert_snapshot;

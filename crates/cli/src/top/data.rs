@@ -1,4 +1,4 @@
-//! What `faena top` shows, and how it is read and changed.
+//! Reads the data that `faena top` shows, and performs its actions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ const RUNNING: &str = "SCHEDULED,ASSIGNED,PROCESSING";
 const ROWS: u32 = 100;
 /// Delay before a job is followed again after it has finished or its stream has ended.
 const FOLLOW_AGAIN: Duration = Duration::from_secs(2);
-/// Log entries that are kept of the open job.
+/// Maximum number of log entries that are kept of the open job.
 const LOG_ENTRIES: usize = 1_000;
 
 /// Which jobs are listed.
@@ -118,7 +118,7 @@ pub async fn read_json(api: &Api) -> Result<String, CommandError> {
 /// A message to the screen.
 pub enum Message {
     Read(Box<Snapshot>),
-    /// The server does not answer, or refuses to.
+    /// The server does not answer, or rejects the request.
     Failed(String),
     /// The open job has changed.
     Job(Box<Job>),
@@ -161,7 +161,7 @@ pub async fn poll(
     }
 }
 
-/// Follows a job, through restarts of the server too.
+/// Follows a job, also across restarts of the server.
 pub async fn follow(api: Arc<Api>, id: String, messages: mpsc::Sender<Message>) {
     loop {
         if let Err(error) = follow_once(&api, &id, &messages).await {

@@ -1,4 +1,4 @@
-//! What each key does.
+//! Maps the keys of `faena top` to actions.
 
 use faena::JobState;
 use faena_domain::WorkerState;
@@ -13,7 +13,7 @@ use super::{
 /// Rows that Page Up and Page Down move.
 const PAGE: isize = 10;
 
-/// What the loop has to do after a key.
+/// What the loop has to do after a key press.
 pub enum Reaction {
     None,
     Quit,

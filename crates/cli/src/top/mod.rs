@@ -60,7 +60,8 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, CommandError> {
         let message = "\"faena top\" needs a terminal; use \"faena top --json\" for a single snapshot of the same data";
         return Err(CommandError::Usage(message.into()));
     }
-    // Read before the screen changes, so that an unreachable server is reported as every other command does.
+    // The first snapshot is read before the screen changes, so that an unreachable server is reported as by other
+    // commands.
     let first = Snapshot::read(&api, &Scope::Running).await?;
     let refresh = Duration::from_secs(arguments.interval);
     show(Arc::new(api), first, refresh)
@@ -91,7 +92,7 @@ async fn show(api: Arc<Api>, first: Snapshot, refresh: Duration) -> std::io::Res
             event = keys.recv() => Some(event.ok_or_else(|| std::io::Error::other("cannot read keys"))?),
             Some(message) = incoming.recv() => { app.apply(message); None }
             _ = clock.tick() => None,
-            // The poller ends only by a panic, which has already restored the screen.
+            // The poller ends only if it panics, and the panic has already restored the screen.
             _ = &mut poller => return Err(std::io::Error::other("the reader stopped")),
         };
         while let Ok(message) = incoming.try_recv() {

@@ -1,4 +1,4 @@
-//! The terminal while `faena top` uses it.
+//! Opens the terminal's alternate screen for `faena top`, and restores the terminal.
 
 use std::io::{self, stdout};
 
@@ -49,7 +49,7 @@ mod tests {
     /// Set in the process that panics.
     const CHILD: &str = "FAENA_TEST_PANIC";
 
-    /// Runs itself in a pseudo-terminal.
+    /// Runs this test again in a pseudo-terminal, in a child process that panics.
     #[test]
     fn a_panic_restores_the_terminal_before_its_message() {
         if std::env::var_os(CHILD).is_some() {

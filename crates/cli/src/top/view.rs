@@ -1,4 +1,4 @@
-//! Draws the screen. Every text of the server is made safe for a terminal first.
+//! Draws the screen. Control characters are removed from every text that comes from the server.
 
 use faena::Job;
 use faena_domain::{Timestamp, WorkerState, WorkerView};
@@ -98,8 +98,8 @@ fn draw_header(frame: &mut Frame, app: &App, area: Rect) {
         third.push(Span::raw(format!("   workers: {} busy, {} idle", workers.active, workers.idle)));
     }
     frame.render_widget(Paragraph::new(vec![Line::from(first), Line::from(second), Line::from(third)]), text);
-    let shown = app.rates.len().saturating_sub(usize::from(chart.width));
-    let rates: Vec<u64> = app.rates.iter().skip(shown).copied().collect();
+    let hidden = app.rates.len().saturating_sub(usize::from(chart.width));
+    let rates: Vec<u64> = app.rates.iter().skip(hidden).copied().collect();
     frame.render_widget(Sparkline::default().data(rates).style(colour(Colour::Blue)), chart);
 }
 
@@ -132,12 +132,12 @@ fn draw_lists(frame: &mut Frame, app: &mut App, area: Rect) {
 struct Column {
     title: &'static str,
     width: Constraint,
-    /// Hidden in a list that is narrower than this.
-    from: u16,
+    /// The column is hidden in a list that is narrower than this.
+    min_list_width: u16,
 }
 
-fn column(title: &'static str, width: Constraint, from: u16) -> Column {
-    Column { title, width, from }
+fn column(title: &'static str, width: Constraint, min_list_width: u16) -> Column {
+    Column { title, width, min_list_width }
 }
 
 /// Draws a list with a title and a header.
@@ -150,7 +150,7 @@ fn draw_table(frame: &mut Frame, app: &mut App, pane: Pane, area: Rect, list: Li
         let text = Paragraph::new(list.empty).style(colour(Colour::Grey)).block(block);
         return frame.render_widget(text, area);
     }
-    let is_shown: Vec<bool> = list.columns.iter().map(|column| area.width >= column.from).collect();
+    let is_shown: Vec<bool> = list.columns.iter().map(|column| area.width >= column.min_list_width).collect();
     let visible = |cells: Vec<Cell<'static>>| {
         Row::new(cells.into_iter().zip(&is_shown).filter(|(_, shown)| **shown).map(|(cell, _)| cell))
     };
@@ -299,13 +299,13 @@ fn job_row(job: &Job) -> Vec<Cell<'static>> {
     ]
 }
 
-/// Returns how long a job has run, or has existed.
+/// Returns the time since a job was started, or since it was created if it has not started.
 fn job_age(job: &Job) -> String {
     let since = job.started_at.unwrap_or(job.created_at);
     approximate_duration(faena::Timestamp::now().saturating_duration_since(since).as_secs())
 }
 
-/// `====      40 %`, or nothing for a job that reports no progress.
+/// Returns `====      40 %`, or an empty text for a job that reports no progress.
 fn progress_bar(job: &Job) -> String {
     let Some(percentage) = job.progress.as_ref().and_then(percentage) else { return String::new() };
     let percentage = percentage.clamp(0.0, 100.0);

@@ -145,7 +145,7 @@ async fn run(viewer: &Viewer, target: Target, action: &str, query: &Pairs) -> Re
     let count = viewer.formats().count(done);
     let (back, words) = match target {
         Target::Jobs => (query.without("page").link("/jobs"), t.changed_jobs_count(count, done)),
-        // None of the group is left to be listed.
+        // The action has removed the whole group, so a list with its filter would be empty.
         Target::DeadLetters => ("/dead-letters".to_owned(), t.changed_jobs_count(count, done)),
     };
     show_result(viewer, &back, result, &words)

@@ -19,7 +19,7 @@ use crate::{
 };
 
 const LIMIT: u64 = 50;
-/// Dead letters that are read to group them.
+/// Number of dead letters that are read to build the groups.
 const SAMPLE: u64 = 100;
 /// Errors with the same first characters are grouped.
 const ERROR_CHARS: usize = 120;
@@ -46,7 +46,7 @@ struct Group {
     list: String,
     retry: String,
     delete: String,
-    /// Whether a filter can name the group: it cannot ask for jobs without an error.
+    /// Whether a filter can select the group: no filter selects jobs without an error.
     has_filter: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The drawing of a machine, as a part of a page.
+//! Draws a machine as part of a page.
 
 use faena_machine::Definition;
 use serde::Deserialize;

@@ -10,9 +10,9 @@ use crate::{
     texts::Texts,
 };
 
-/// Time that the throughput is the average of.
+/// Time over which the throughput is averaged.
 const AVERAGED_MS: i64 = 5 * 60_000;
-/// Shortest time that says something about the throughput.
+/// Shortest time that gives a meaningful average.
 const MIN_AVERAGED_MS: i64 = 10_000;
 
 #[derive(Deserialize, Default)]
@@ -46,7 +46,7 @@ pub struct Percentiles {
 pub struct Chart {
     pub drawing: Markup,
     pub text: String,
-    /// Whether nothing has finished, also in the current period.
+    /// Whether nothing has finished, including the current period.
     pub is_empty: bool,
     /// Whether nothing had finished when the current period began.
     pub is_flat: bool,
@@ -81,7 +81,7 @@ pub struct Throughput {
 }
 
 impl Throughput {
-    /// Averages the last five minutes that have ended, or those since the history began. Returns `None` if that was too
+    /// Averages the last five minutes that have ended, or those since the history began. Returns `None` if it began too
     /// recently.
     ///
     /// The history began with the first minute in which something happened, or with the start of the server if that was
@@ -102,7 +102,7 @@ impl Throughput {
         (averaged_ms >= MIN_AVERAGED_MS).then_some(Throughput { per_minute, averaged_ms })
     }
 
-    /// Returns the figure, and the time that it is the average of.
+    /// Returns the throughput, and the time over which it is averaged.
     pub fn words(throughput: Option<&Throughput>, t: &Texts, formats: Formats) -> (String, String) {
         match throughput {
             Some(Throughput { per_minute, averaged_ms }) => {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_throughput_of_a_young_server_is_divided_by_its_age() {
+    fn the_throughput_of_a_young_server_is_averaged_over_its_age() {
         assert_eq!(shown(&[30, 30, 30, 30, 30, 7], 3_600), Some((30.0, 300)));
         // It started 30 seconds into a minute, 110 seconds ago.
         assert_eq!(shown(&[15, 30, 7], 110), Some((30.0, 90)));

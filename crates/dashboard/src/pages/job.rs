@@ -143,7 +143,7 @@ struct JobPage<'a> {
     why: Option<WhyPanel>,
     /// Why it was cancelled.
     cause: Option<Markup>,
-    /// Drawing of the runs. `None`: it has not run.
+    /// Drawing of the runs. `None`: there is no run to draw.
     timeline: Option<Markup>,
     progress: Option<Markup>,
     steps: Vec<(String, Markup, String)>,
@@ -281,7 +281,8 @@ fn errors(t: &Texts, job: &Job) -> Vec<(usize, String, String)> {
     job.attempts.iter().enumerate().filter_map(entry).collect()
 }
 
-/// Names the attempts. The last one is the job's current one, and the log may have lost the first.
+/// Labels the attempts with their numbers. Counts back from the current attempt, because the log may have lost the
+/// first.
 fn name_attempts(t: &Texts, job: &Job, runs: &mut [(Option<u64>, Run)]) {
     let counted = runs.iter_mut().rev().filter(|(_, run)| run.end != End::Released);
     for (before, (_, run)) in counted.enumerate() {
@@ -346,7 +347,7 @@ fn log(viewer: &Viewer, job: &Job) -> Vec<LogLine> {
     job.execution_log.iter().map(line).collect()
 }
 
-/// Tags that the page of a job shows.
+/// Maximum number of tags that the page shows.
 const SHOWN_TAGS: usize = 20;
 
 #[derive(Template)]

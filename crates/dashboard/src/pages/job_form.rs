@@ -1,4 +1,4 @@
-//! Forms to submit a job, new or as a copy of another job, and to edit a job that has not started.
+//! Forms to submit a job, new or as a copy of another job, and to edit a waiting job.
 
 use askama::Template;
 use axum::{
@@ -260,7 +260,7 @@ pub async fn save_edit(viewer: Viewer, Path(id): Path<String>, Fields(fields): F
     let (t, entries) = (viewer.texts(), Entries::from_pairs(fields));
     let path = format!("/jobs/{}", segment(&id));
     let result = match change(t, &entries) {
-        // The API rejects a change of nothing.
+        // The API rejects an empty change.
         Ok(body) if body.is_empty() => Ok(Value::Null),
         Ok(body) => viewer.patch(&format!("/api/v1{path}"), &Value::Object(body)).await,
         Err(failure) => Err(failure),

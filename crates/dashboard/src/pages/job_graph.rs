@@ -1,4 +1,5 @@
-//! The graph around a job: what it depends on to its left, what depends on it to its right. As a drawing and as a list.
+//! Shows the graph around a job as a drawing and as a list: what it depends on to its left, what depends on it to its
+//! right.
 
 use std::collections::HashMap;
 
@@ -284,7 +285,7 @@ mod tests {
         let jobs = [
             job(ids[0], 0, &[ids[1], ids[2]]),
             job(ids[1], -1, &[]),
-            // A parent of the job and of its other parent's child: two columns before the job.
+            // Depends on the job's other parent, which is therefore two columns before the job.
             job(ids[2], -1, &[ids[1]]),
             job(ids[3], 1, &[ids[0]]),
             job(ids[4], 1, &[ids[0], ids[3]]),

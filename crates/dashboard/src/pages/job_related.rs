@@ -12,7 +12,7 @@ use crate::{
     viewer::Viewer,
 };
 
-/// Events that the page lists.
+/// Maximum number of events that the page lists.
 const MAX_EVENTS: usize = 20;
 
 /// Tables as HTML; empty if there is nothing to show.

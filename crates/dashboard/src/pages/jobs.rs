@@ -1,4 +1,4 @@
-//! The list of jobs: search, filters, selection, and actions on many.
+//! The list of jobs: search, filters, selection and bulk actions.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub const FILTERS: [&str; 14] = [
     "createdAfter",
     "createdBefore",
 ];
-/// States in the order in which a person wants to see them.
+/// States in the order in which the page offers them as filters.
 const STATES: [&str; 9] =
     ["FAILED", "RETRYING", "PROCESSING", "ASSIGNED", "SCHEDULED", "QUEUED", "PENDING", "COMPLETED", "CANCELLED"];
 
@@ -332,7 +332,7 @@ struct Keys {
     t: &'static Texts,
 }
 
-/// Acts on the jobs whose boxes are ticked, one by one, and counts what worked.
+/// Applies an action to the selected jobs one by one, and says how many jobs it has changed.
 pub async fn act_on_selected(
     viewer: Viewer,
     Path(action): Path<String>,

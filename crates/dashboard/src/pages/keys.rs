@@ -80,7 +80,7 @@ fn state(viewer: &Viewer, key: &Key) -> Markup {
     }
 }
 
-/// Returns the scopes of a key, and that payloads are hidden from it.
+/// Returns the scopes of a key, and a note if payloads are hidden from it.
 fn scopes(t: &Texts, key: &Key) -> String {
     let hidden = key.without_payloads.then_some(t.payloads_hidden);
     key.scopes.iter().map(String::as_str).chain(hidden).collect::<Vec<_>>().join(", ")

@@ -114,7 +114,7 @@ fn row(viewer: &Viewer, limit: &Limit) -> Row {
     let mut form = Pairs::default();
     form.add("scope", &limit.scope);
     form.add("name", limit.name());
-    // What the configuration or a machine says cannot be removed here.
+    // A limit of the configuration or of a machine cannot be removed here.
     let remove = match limit.origin.as_str() {
         "api" => Markup::of(&RemoveButton { t, base, limit }),
         _ => Markup::default(),

@@ -1,4 +1,5 @@
-//! The first page: what needs a person, how things are going, and where.
+//! The overview page: what needs attention, key figures, charts, queues, the next schedules and the state of the
+//! system.
 
 mod attention;
 
@@ -19,7 +20,7 @@ use crate::{
     charts, error::Failure, format::Formats, layout::Page, markup::Markup, table::escaped, texts::Texts, viewer::Viewer,
 };
 
-/// Queues that the overview lists.
+/// Maximum number of queues and schedules that the overview lists.
 const QUEUES: usize = 8;
 const SCHEDULES: usize = 6;
 
@@ -159,7 +160,7 @@ struct Data {
 
 impl Data {
     async fn read(viewer: &Viewer) -> Result<Data, Failure> {
-        // Without this the page has nothing to show; the other parts may be closed to the viewer.
+        // Without the overview the page has nothing to show. The viewer may not be allowed to see the other parts.
         let overview = viewer.get("/api/v1/metrics/overview").await?;
         let (minutes, hours, queues, schedules, workers, ready, dead, outbox, approvals) = tokio::join!(
             viewer.get::<History>("/api/v1/metrics/history?period=minute"),

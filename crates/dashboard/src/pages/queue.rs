@@ -23,7 +23,7 @@ use crate::{
     viewer::Viewer,
 };
 
-/// Jobs that each of the two lists shows.
+/// Maximum number of jobs in each of the two lists.
 const JOBS: usize = 10;
 
 #[derive(Deserialize, Default)]
@@ -96,7 +96,8 @@ impl Data {
     }
 }
 
-/// Returns the ready jobs with the highest priorities, the oldest first. A list by priority has the newest first.
+/// Returns the ready jobs with the highest priorities, the oldest first. Requests a list for each priority, because a
+/// list sorted by priority has the newest jobs first.
 async fn next_ready(viewer: &Viewer, queue: &Queue) -> Vec<Job> {
     let mut found = Vec::new();
     for (priority, _) in queue.depth.by_priority().into_iter().filter(|(_, count)| *count > 0) {
@@ -218,7 +219,7 @@ fn figures(t: &'static Texts, formats: Formats, data: &Data, dead_letters: &str)
     ]
 }
 
-/// Returns a table of jobs without what they have in common, and without boxes.
+/// Returns a table of jobs without the column for the queue and without checkboxes.
 fn job_table(viewer: &Viewer, jobs: &[Job], empty: &str) -> Table {
     let mut table = jobs::table(viewer, jobs, true).without_column(2);
     table.select_label = None;

@@ -132,7 +132,7 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
     let parts = [("p1", critical as f64), ("p2", high as f64), ("p3", normal as f64), ("p4", low as f64)];
     let label =
         queue.depth.by_priority().map(|(priority, count)| format!("{} {count}", t.priority_word(priority))).join(", ");
-    let later = format!("{}: {}, {}: {}", t.scheduled_jobs, queue.pending, t.retrying, queue.retrying);
+    let scheduled = format!("{}: {}, {}: {}", t.scheduled_jobs, queue.pending, t.retrying, queue.retrying);
     let oldest = queue.oldest.map_or_else(Markup::default, |at| formats.age(at));
     let rate = queue.rate_per_minute.map_or_else(String::new, |rate| formats.decimal(rate));
     let link = format!("{}{}", viewer.base(), queue_path(&queue.name));
@@ -144,7 +144,7 @@ fn row(viewer: &Viewer, queue: &Queue, deepest: u64) -> Row {
             Cell::number(&formats.count(total)),
             Cell::markup(bar(&parts, deepest.max(1) as f64, &label)).extra(),
             Cell::markup(oldest).right(),
-            Cell::number(&formats.count(queue.pending + queue.retrying)).with("hide2").titled(&later),
+            Cell::number(&formats.count(queue.pending + queue.retrying)).with("hide2").titled(&scheduled),
             Cell::number(&formats.count(queue.running)).extra(),
             Cell::number(&rate).extra(),
             Cell::markup(settings).with("hide2"),
@@ -174,7 +174,8 @@ fn settings(t: &Texts, queue: &Queue) -> Markup {
     crate::table::escaped(&parts.join(", "))
 }
 
-/// Returns the address of a queue's page. Browsers resolve the segments `.` and `..`, even if they are escaped.
+/// Returns the path of a queue's page. The names `.` and `..` are parameters, because browsers resolve such segments,
+/// even if they are escaped.
 pub fn queue_path(name: &str) -> String {
     match name {
         "." | ".." => Pairs::default().with("name", name).link("/queues"),
@@ -224,7 +225,7 @@ pub async fn act(viewer: Viewer, Form(form): Form<Change>) -> Result<Response, F
     show_result(&viewer, &queue_path(&form.name), result, &format!("{}: {done}", form.name))
 }
 
-/// Sends the settings that differ from the current ones, so that a limit of the configuration stays one.
+/// Sends only the settings that differ from the current ones, so that the configuration still decides about the others.
 async fn save(viewer: &Viewer, path: &str, form: &Change) -> Result<Value, Failure> {
     let queue: Queue = viewer.get(path).await?;
     let mut body = Map::new();

@@ -65,7 +65,7 @@ fn entries_of(schedule: &Value) -> Entries {
     entries
 }
 
-/// Returns what decides when the schedule is due, apart from its end.
+/// Returns the timing without its end and its rules for daylight saving.
 fn timing(t: &Texts, entries: &Entries) -> Timing {
     let value = |name: &str, kind| value_of(t, entries.get(name), kind).unwrap_or_default();
     let text = |name: &str| value(name, Kind::Text).as_str().map(str::to_owned);
@@ -99,7 +99,7 @@ fn change(t: &Texts, entries: &Entries, original: &Entries) -> Result<Map<String
     Ok(values)
 }
 
-/// Returns the fields with what `entries` has for them. `invalid` names the fields with errors.
+/// Returns the fields with their values from `entries`. `invalid` names the fields with errors.
 fn sections(t: &'static Texts, entries: &Entries, invalid: &[(String, String)]) -> Vec<Section> {
     let inputs = Inputs { t, entries, invalid, timing: TIMING };
     vec![
@@ -244,7 +244,7 @@ pub async fn save_edit(viewer: Viewer, Path(id): Path<String>, Fields(fields): F
     let (t, entries) = (viewer.texts(), Entries::from_pairs(fields));
     let edited = Edited { id, original: entries.original()? };
     let result = match change(t, &entries, &edited.original) {
-        // The API rejects a change of nothing.
+        // The API rejects an empty change.
         Ok(body) if body.is_empty() => Ok(Value::Null),
         Ok(body) => viewer.patch(&format!("/api/v1{}", edited.path()), &Value::Object(body)).await,
         Err(failure) => Err(failure),

@@ -76,7 +76,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Returns when it runs, as short as possible.
+    /// Returns the cron expression, or the interval in words.
     pub fn rule(&self, t: &Texts, formats: Formats) -> String {
         match (&self.cron_expression, self.interval_ms) {
             (Some(cron), _) => cron.clone(),
@@ -85,7 +85,7 @@ impl Schedule {
         }
     }
 
-    /// Describes its cron expression. An interval describes itself.
+    /// Describes the cron expression. Empty for an interval, which needs no description.
     fn described(&self, viewer: &Viewer) -> String {
         let timing = Timing {
             cron_expression: self.cron_expression.clone(),
@@ -299,7 +299,7 @@ fn details(viewer: &Viewer, schedule: &Schedule) -> Vec<(&'static str, Markup)> 
     all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Writes a time with its offset for people: `2026-11-18 02:30 +01:00`.
+/// Formats a time with its offset: `2026-11-18 02:30 +01:00`.
 pub fn local_time(text: &str) -> String {
     match (text.get(..10), text.get(11..16), text.get(16..19), text.get(text.len().saturating_sub(6)..)) {
         (Some(day), Some(time), Some(seconds), Some(offset)) => {

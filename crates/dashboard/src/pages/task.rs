@@ -223,7 +223,7 @@ fn reasons(viewer: &Viewer, why: Why, approval: Option<&Approval>) -> Vec<Markup
         reasons.push(Reason { code: String::new(), message: why.summary });
     }
     let shown = |reason: &Reason| {
-        // The form beside it has the whole hash, and calls it the same.
+        // The form for the decision shows the hash in the same way.
         let message = match approval {
             Some(approval) => reason.message.replace(&approval.hash, &format!("sha256 {}", short_hash(&approval.hash))),
             None => reason.message.clone(),

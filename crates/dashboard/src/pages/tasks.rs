@@ -117,7 +117,8 @@ pub fn style(status: &str, waits_for_approval: bool) -> StateStyle {
     if waits_for_approval { StateStyle::Waiting } else { StateStyle::of(status) }
 }
 
-/// Returns the state of a task: its own name in the style of its status. A task that has not started is in no state.
+/// Returns a badge with the last part of the state's name, in the style of the task's status. A task that has not
+/// started is in no state, so its badge shows the status.
 pub fn state(t: &Texts, status: &str, state: &str, waits_for_approval: bool) -> Markup {
     let name = state.rsplit('.').next().unwrap_or(state);
     badge(style(status, waits_for_approval), if name.is_empty() { t.task_status(status) } else { name })

@@ -27,7 +27,7 @@ pub enum End {
     Completed,
     Failed,
     Cancelled,
-    /// The worker gave it back. It does not count as an attempt.
+    /// The worker released the job. The run does not count as an attempt.
     Released,
 }
 

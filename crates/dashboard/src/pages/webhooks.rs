@@ -141,7 +141,7 @@ fn chips(viewer: &Viewer, query: &Pairs) -> Vec<Chip> {
     STATES.into_iter().map(chip).collect()
 }
 
-/// Reads a webhook that is not delivered together with its attempts, which the API's list does not contain.
+/// Reads a webhook again if it is not delivered, because the list of the API does not contain its attempts.
 async fn details(viewer: &Viewer, webhook: &Webhook) -> Option<Webhook> {
     if webhook.state == "DELIVERED" {
         return None;

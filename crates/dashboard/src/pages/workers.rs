@@ -68,7 +68,7 @@ impl Worker {
         !matches!(self.state.as_str(), "Terminated" | "Terminating")
     }
 
-    /// Returns how many jobs it runs, as far as the API says.
+    /// Returns how many jobs the worker runs, or `None` if the API does not say.
     fn running(&self) -> Option<usize> {
         match &self.in_flight {
             Some(serde_json::Value::Array(jobs)) => Some(jobs.len()),
@@ -151,7 +151,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
     let jobs_path = format!("/api/v1/jobs?workerId={id}&limit=30");
     let jobs: Result<JobList, Failure> = viewer.get(&jobs_path).await;
     let jobs = jobs.map(|list| list.jobs).unwrap_or_default();
-    // Beside the details there is room for what tells the jobs apart, not for their queue and attempt.
+    // Beside the details there is no room for the queue and the attempt of each job.
     let mut table = jobs::table(&viewer, &jobs, true).without_column(3).without_column(2);
     table.select_label = None;
     let (t, formats) = (viewer.texts(), viewer.formats());

@@ -244,7 +244,7 @@ async fn complete_job(address: SocketAddr, micros: &mut Histogram<u64>) -> Resul
     }
 }
 
-/// Connects again and again, sends the opening, and holds the connection until the server closes it.
+/// Connects and sends the opening again and again. If `holds`, keeps each connection until the server closes it.
 async fn attack_until(address: SocketAddr, opening: Arc<[u8]>, holds: bool, stop: CancellationToken) {
     let attack = async {
         loop {

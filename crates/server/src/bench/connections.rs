@@ -125,7 +125,7 @@ async fn flood(scratch: &mut Scratch, report: &mut Report) -> Result<()> {
         report.plain(database, &format!("8 x 100 submits/s alone, {name}"), ms(&alone), "ms");
         report.plain(database, &format!("8 x 100 submits/s during a flood, {name}"), ms(&flooded), "ms");
         let speed = [ms(&flooded), ms(&alone)].map(|ms| 1_000.0 / ms);
-        let what = format!("speed of the others during a flood, {name}");
+        let what = format!("speed of the other clients during a flood, {name}");
         report.against(database, &what, speed[0], "per connection and second", speed[1], goal);
     }
     Ok(())

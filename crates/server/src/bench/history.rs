@@ -78,7 +78,7 @@ fn finish_sqlite(path: &str, total: usize) -> Result<()> {
         connection.execute_batch("COMMIT")?;
     }
     connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")?;
-    // A real installation of this size would have written its pages back.
+    // A real installation of this size would have written its pages to disk.
     std::fs::File::open(path)?.sync_all()?;
     Ok(())
 }

@@ -37,7 +37,7 @@ impl Target {
         Target::faena_with(url, &[]).await
     }
 
-    /// Starts Faena with settings in its environment.
+    /// Starts Faena like `faena`, with additional environment variables.
     pub async fn faena_with(url: &str, environment: &[(&str, &str)]) -> Result<Target> {
         let arguments = |port: u16| {
             ["serve", "--roles", "api,engine", "--port", &port.to_string(), "--database-url", url]
@@ -84,7 +84,7 @@ pub async fn serve_bare(port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Measures the requests per second of a server that does nothing else.
+/// Measures the requests per second of the bare server, which stores nothing.
 pub async fn bare(connections: usize) -> Result<f64> {
     let target = Target::bare().await?;
     requests_per_second(target.address, connections, job_request()).await

@@ -9,6 +9,7 @@ use hdrhistogram::Histogram;
 
 use super::{baseline_sqlite::PAYLOAD, submit};
 
+/// Time until a job starts, since its submission was sent and since the server accepted it.
 pub struct Latency {
     pub accepted_p50_ms: f64,
     pub accepted_p99_ms: f64,
@@ -31,7 +32,7 @@ pub async fn measure_with(url: &str, config: EngineConfig) -> Result<Latency> {
         let mut events = engine.bus.subscribe();
         let job = NewJob { payload: PAYLOAD.into(), ..NewJob::new("noop") };
         let id = job.id;
-        let (began, started) = tokio::join!(
+        let (submitted, started) = tokio::join!(
             async {
                 let sent_at = Instant::now();
                 engine.submit(vec![job], "bench", Timestamp::now()).await.map(|_| (sent_at, Instant::now()))
@@ -48,8 +49,8 @@ pub async fn measure_with(url: &str, config: EngineConfig) -> Result<Latency> {
                 }
             }
         );
-        let (sent_at, accepted_at) = began?;
-        let started = started.context("no start was seen")?;
+        let (sent_at, accepted_at) = submitted?;
+        let started = started.context("the job did not start")?;
         // The first jobs warm up the connections.
         if n >= 100 {
             let micros = |since: Instant| {

@@ -158,7 +158,7 @@ fn broker(arguments: &Arguments) -> Result<String> {
     arguments.broker.clone().or_else(from_environment).context("--outbox needs --broker URL")
 }
 
-/// Reads the variable here, for the same reason.
+/// Reads the variable here, for the same reason as `broker`.
 fn redis(arguments: &Arguments) -> Result<String> {
     let from_environment = || std::env::var("FAENA_TEST_REDIS").ok();
     arguments.redis.clone().or_else(from_environment).context("--queue redis needs --redis URL")

@@ -66,7 +66,7 @@ pub async fn outbox(scratch: &mut Scratch, broker: &str, events: usize, report: 
     result
 }
 
-/// Submits jobs that no worker runs. Each makes two events: created and queued.
+/// Submits jobs that no worker runs. Each causes two events: created and queued.
 async fn fill(url: &str, events: usize) -> Result<u64> {
     let store = submit::open(url).await?;
     let now = Timestamp::now();
@@ -142,7 +142,7 @@ async fn measure_relays(
     Ok(RelayResult { rate, spent })
 }
 
-/// Starts a relay without a worker, so that no job runs.
+/// Returns the configuration of a relay without a worker, so that no job runs.
 fn config(broker: &BrokerUrl, exchange: &str) -> EngineConfig {
     let target = Target::RabbitMq(RabbitMqSinkOptions::new(broker.clone(), exchange));
     let (types, on_rejected, body) = (vec!["*".into()], OnRejected::Skip, SinkBody::CloudEvent);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 pub struct Report {
     rows: Vec<Row>,
-    /// What is being measured, on a terminal.
+    /// Shows on a terminal what is being measured.
     spinner: ProgressBar,
 }
 
@@ -85,7 +85,7 @@ impl Report {
 
     pub fn print(&self) {
         self.spinner.finish_and_clear();
-        let mut table = table(["database", "measurement", "value", "of the baseline", "goal", "result"]);
+        let mut table = table(["database", "measurement", "value", "ratio to baseline", "goal", "result"]);
         for row in &self.rows {
             table.add_row([
                 row.database.clone(),

@@ -1,4 +1,4 @@
-//! Scratch databases, removed at the end.
+//! Creates scratch databases, and removes them at the end.
 
 use std::path::Path;
 

@@ -28,7 +28,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     Ok(faena_store::open(url, StoreOptions::default()).await?)
 }
 
-/// Submits from two callers in batches of 1 000.
+/// Submits from two callers in batches of 1 000. Returns the jobs per second.
 pub async fn bulk(url: &str, jobs: usize) -> Result<f64> {
     bulk_with_type(url, jobs, "noop").await
 }
@@ -78,7 +78,7 @@ pub async fn fill_keyed(url: &str, jobs: usize, kind: &str, key: impl Fn(usize) 
     Ok(())
 }
 
-/// Submits in bulk over HTTP.
+/// Submits in bulk over HTTP. Returns the jobs per second.
 pub async fn bulk_http(url: &str, jobs: usize) -> Result<f64> {
     let server = http_load::Target::faena(url).await?;
     let job = format!(r#"{{"name":"noop","payload":{PAYLOAD}}}"#);

@@ -40,7 +40,7 @@ states:
   LATE:  {final: true, ends: failure}
 ";
 const TASKS: usize = 2_000;
-/// Callers of the measurement of throughput. Each waits for its answer before it sends its next event.
+/// Callers when throughput is measured. Each waits for its answer before it sends its next event.
 const CALLERS: usize = 256;
 const OFFERED_PER_SECOND: usize = 10_000;
 const OFFERED_SECONDS: usize = 5;
@@ -50,7 +50,7 @@ const HTTP_CONNECTIONS: usize = 64;
 const HTTP_SECONDS: u64 = 4;
 const WAITING: usize = 100_000;
 const IDLE_SECONDS: u64 = 20;
-/// Processor time that a difference between two measurements may have without meaning anything, per second.
+/// Difference in processor time per second that counts as noise between two measurements.
 const NOISE_MS: f64 = 5.0;
 
 pub async fn tasks(scratch: &mut Scratch, events: usize, report: &mut Report) -> Result<()> {
@@ -255,7 +255,7 @@ async fn idle(scratch: &mut Scratch, definition: &Arc<Definition>, report: &mut 
 /// Returns the milliseconds of processor time per second that an idle server and its database sessions use.
 async fn idle_cpu(url: &str) -> Result<f64> {
     let server = Server::start(url, &[])?;
-    // The server has started, recovered and read every task once.
+    // By then, the server has started, recovered and read every task once.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let processes = [vec![server.0.id()], sessions(url).await?].concat();
     let used = || processes.iter().map(|id| processor_ms(*id)).sum::<f64>();

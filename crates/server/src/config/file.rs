@@ -30,7 +30,7 @@ impl<'a> File<'a> {
         Ok(in_file_order(table))
     }
 
-    /// Returns the position of `span` as people read it: the file and the line.
+    /// Returns the position of `span` as text: the file and the line.
     pub fn position(&self, span: &Range<usize>) -> String {
         let before = self.text.get(..span.start).unwrap_or_default();
         format!("{}, line {}", self.name, before.matches('\n').count() + 1)
@@ -112,7 +112,7 @@ impl<'f, 'a> Entry<'f, 'a> {
         })
     }
 
-    /// Points at the key if the entry has it, otherwise at the entry.
+    /// Returns an error at the position of the key if the entry has it, otherwise at that of the entry.
     pub fn error(&self, problem: Problem) -> ConfigError {
         let mut at = &self.value;
         let mut span = self.value.span();

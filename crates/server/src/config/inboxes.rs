@@ -16,8 +16,8 @@ use super::{
 };
 
 pub const EXAMPLE: &str = "
-# Broker queues whose messages become jobs (see docs/guides/your-own-outbox.md) or events of tasks (see docs/guides/tasks.md),
-# each message once.
+# Broker queues whose messages become jobs (see docs/guides/your-own-outbox.md) or events of tasks (see
+# docs/guides/task-services.md). Each message has an effect once.
 #[[inbox]]
 #name = \"orders\"
 # rabbitmq or nats.

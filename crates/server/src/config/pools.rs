@@ -113,10 +113,10 @@ fn into_config(entry: Pool) -> Result<PoolConfig, Problem> {
         return Err(problem("concurrency", format!("must be between 1 and 10000, got {}", entry.concurrency)));
     }
     if entry.ephemeral && entry.concurrency != 1 {
-        return Err(problem("concurrency", "an ephemeral process runs one job"));
+        return Err(problem("concurrency", "must be 1, because an ephemeral process runs one job"));
     }
     if entry.ephemeral && entry.min.is_some_and(|min| min > 0) {
-        return Err(problem("min", "an ephemeral pool has no process without a job"));
+        return Err(problem("min", "must be 0, because an ephemeral pool has no process without a job"));
     }
     Ok(PoolConfig {
         name: entry.name,

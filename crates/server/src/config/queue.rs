@@ -40,12 +40,12 @@ pub const FALLBACK: Key = Key {
     doc: "Whether the database dispatches while Redis is not available, including at startup.",
 };
 
-/// Returns what is wrong with an address of Redis.
+/// Checks an address of Redis. The error says what is wrong with it.
 pub fn check_address(value: &str) -> Result<(), String> {
     value.parse::<RedisAddress>().map(drop).map_err(|error| error.to_string())
 }
 
-/// Returns what is wrong with a prefix of keys.
+/// Checks a prefix of key names. The error says what is wrong with it.
 pub fn check_prefix(value: &str) -> Result<(), String> {
     if is_valid_prefix(value) {
         Ok(())

@@ -34,7 +34,7 @@ pub const EXAMPLE: &str = "
 /// What to do about a section `[[queue]]`, and about keys of one queue in `[queue]`.
 pub const QUEUES_HINT: &str = "settings of one queue belong to [[queues]]; [queue] says where jobs are dispatched from";
 
-/// Returns whether `[queue]` has a key that belongs to `[[queues]]`.
+/// Returns whether a key of `[queue]` belongs in `[[queues]]`.
 pub fn is_key_of_one_queue(path: &str) -> bool {
     ["queue.name", "queue.concurrency", "queue.rate", "queue.fairness"].contains(&path)
 }

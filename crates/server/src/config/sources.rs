@@ -124,7 +124,7 @@ fn check_pair(first: &SourceConfig, second: &SourceConfig) -> Result<(), Problem
 fn check_distinct(mapping: &ExternalMapping) -> Result<(), Problem> {
     for (key, table) in [("processed_table", &mapping.processed_table), ("dead_table", &mapping.dead_table)] {
         if table.as_ref() == Some(&mapping.table) {
-            return Err(problem(key, "must be another table than table"));
+            return Err(problem(key, "must be another table than that of the key table"));
         }
     }
     let ExternalColumns { id, kind, payload, occurred_at, dispatched_at, attempts, error, correlation_id } =

@@ -1,6 +1,7 @@
 //! `[traces]`, and the environment variables that every program with OpenTelemetry reads.
 //!
-//! The variables are translated into keys, below the variables of Faena itself: file < `OTEL_…` < `FAENA_TRACES_…`.
+//! The variables of OpenTelemetry set keys of `[traces]`. The last of these takes precedence: file, `OTEL_…`,
+//! `FAENA_TRACES_…`.
 
 use std::collections::BTreeMap;
 
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_endpoint_no_spans_are_made() {
+    fn without_an_endpoint_no_spans_are_exported() {
         assert!(traces(&[("OTEL_SERVICE_NAME", "jobs")]).is_none());
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         assert!(traces(&[endpoint]).is_some());

@@ -47,9 +47,9 @@ impl Config {
     pub(super) fn check_traffic(&self) -> Result<(), ConfigError> {
         let origin = |path: &str| &self.settings[path].origin;
         if self.text("cors.credentials") == "true" && self.names("cors.origins").iter().any(|name| name == "*") {
-            let place = origin("cors.credentials");
+            let position = origin("cors.credentials");
             return Err(ConfigError(format!(
-                "{place}: cors.credentials: must be false if cors.origins is *; list the origins"
+                "{position}: cors.credentials: must be false if cors.origins is *; list the origins"
             )));
         }
         for (rate, burst) in [

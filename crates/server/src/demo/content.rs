@@ -1,4 +1,4 @@
-//! What the demo has from the beginning: settings, schedules, a machine with tasks, and jobs that never run.
+//! Creates the initial data of the demo: settings, schedules, a machine with tasks, and jobs that do not run.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ async fn create_tasks(api: &Api) -> anyhow::Result<()> {
     for n in 1..=3 {
         create_refund(api, n).await?;
     }
-    // One is decided, so that one task has ended.
+    // Approves one refund, so that one task has ended.
     let path = format!("/tasks/{}", text(&first["id"]));
     while api.get(&path).await?["state"] == "CHECKING" {
         tokio::time::sleep(Duration::from_millis(200)).await;

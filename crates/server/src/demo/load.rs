@@ -1,7 +1,7 @@
 //! Submits a few jobs per second until the demo stops.
 //!
-//! Bounded: nothing is submitted while more than `MAX_UNFINISHED` jobs wait or `MAX_APPROVALS` tasks wait for a decision, and finished
-//! jobs are deleted after an hour.
+//! The load is bounded: no job is submitted while `MAX_UNFINISHED` jobs are unfinished, no refund is created while
+//! `MAX_APPROVALS` tasks wait for a decision, and finished jobs are deleted after an hour.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ fn jobs(api: &Api, n: u64) -> Vec<Value> {
     jobs
 }
 
-/// A small graph: two extracts, a conversion of both, and a publication that waits for it.
+/// Returns a small graph: two extracts, a conversion of both, and a publication that waits for the conversion.
 fn report(n: u64) -> [Value; 4] {
     let correlation = format!("report-{n}");
     let job = |kind: &str, name: &str, parents: &[&str]| {

@@ -1,7 +1,8 @@
 //! `faena demo`: a server with sample data and a steady load, in a temporary folder that is removed at the end.
 //!
-//! It is the real server with a configuration of its own; nothing of the caller's environment reaches it. `content.rs` creates what is
-//! there from the beginning, `load.rs` submits a few jobs a second, `workers.rs` runs them, `receiver.rs` receives the webhooks.
+//! It is the real server with a configuration of its own, which the caller's environment does not affect. `content.rs`
+//! creates the initial data, `load.rs` submits a few jobs a second, `workers.rs` runs them, `receiver.rs` receives the
+//! webhooks.
 
 mod api;
 mod content;
@@ -71,7 +72,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let url = format!("http://{address}");
     let parts = Parts::start(&url, &receiver)?;
     print(&introduction(&url));
-    // Ends on Ctrl-C.
+    // The server ends on Ctrl-C.
     let ended = server.await.context("the server");
     parts.stop().await;
     let path = folder.0.clone();
@@ -145,7 +146,7 @@ fn configure(folder: &Folder, port: u16) -> anyhow::Result<Config> {
     Ok(Config::load((&path, true), [], &flags)?)
 }
 
-/// Short retention bounds the database, and rotation the events, however long the demo runs. The log only has what a person must know.
+/// Short retention bounds the database, and rotation the events, however long the demo runs. Only errors are logged.
 const CONFIGURATION: &str = "
 [log]
 level = \"error\"
@@ -165,7 +166,7 @@ fn introduction(url: &str) -> String {
         "Faena's demo runs at {url}
 All its data is made up. Within a minute every page has something to show:
 
-  {url}/               what needs a person, throughput, waiting times, queues
+  {url}/               what needs attention, throughput, waiting times, queues
   {url}/jobs           jobs in every state; open a \"video.render\" to see progress and steps
   {url}/dead-letters   payments that failed, grouped by error; retry them
   {url}/approvals      refunds that wait for your decision

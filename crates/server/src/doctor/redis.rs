@@ -11,7 +11,7 @@ use crate::config::Config;
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Number of comparisons. A server may change the database and Redis while they are read, so only differences that
 /// every comparison finds are reported.
-const LOOKS: usize = 3;
+const COMPARISONS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(500);
 /// Entries per round trip.
 const PAGE: usize = 1_000;
@@ -71,8 +71,8 @@ async fn check_queue(queue: &RedisQueue, url: &str) -> Result<Vec<Finding>, Queu
         Some(_) => {}
     }
     let mut differences: Option<Differences> = None;
-    for look in 0..LOOKS {
-        if look > 0 {
+    for comparison in 0..COMPARISONS {
+        if comparison > 0 {
             tokio::time::sleep(PAUSE).await;
         }
         // A database that cannot be read is reported already.
@@ -127,7 +127,7 @@ impl Differences {
         })
     }
 
-    /// Returns what differs now and before.
+    /// Returns the differences that were found before and are found again now.
     fn lasting(self, now: &Differences) -> Differences {
         Differences {
             missing: self.missing.intersection(&now.missing).cloned().collect(),

@@ -33,7 +33,9 @@ pub fn raise_limit(connections: usize) -> usize {
     fitting
 }
 
-/// Returns how many connections fit into a descriptor limit. If the limit is low, half of it is kept for everything else.
+/// Returns how many connections fit into a descriptor limit.
+///
+/// If the limit is low, half of it and [`RESERVE`] descriptors are kept for everything else.
 fn fitting(limit: u64) -> usize {
     let reserve = u64::try_from(RESERVE).unwrap_or(u64::MAX);
     usize::try_from(limit.saturating_sub(RESERVED.min(limit / 2 + reserve))).unwrap_or(usize::MAX).max(1)

@@ -51,7 +51,7 @@ const MAX_STREAMS: u32 = 32;
 const HTTP2_WINDOW_BYTES: u32 = 128 << 10;
 /// Data of one response that an HTTP/2 connection buffers while its peer does not read. The rest is counted (`answers.rs`).
 const HTTP2_UNSENT_BYTES: usize = 32 << 10;
-/// How long the requests of an HTTP/2 connection that is closed may take to end.
+/// How long the requests of an HTTP/2 connection may take to end after the server has begun to close it.
 const HTTP2_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Buffer of an HTTP/1 connection for headers and for responses that are not sent yet. Holds the largest set of headers.
 const HTTP1_BUFFER_BYTES: usize = MAX_HEADER_BYTES + (8 << 10);

@@ -21,7 +21,8 @@ use super::{admission::RequestGuard, answers::Unsent};
 /// Largest part of a response that is passed to HTTP/2 in one piece. The HTTP/2 library would buffer a larger part
 /// completely, even if the peer does not read.
 const PART_BYTES: usize = 16 << 10;
-/// Largest part of a large response that is passed to HTTP/1 in one piece. The rest counts as unsent until then.
+/// Largest part of a large response that is passed to HTTP/1 in one piece. The response counts as unsent until its
+/// last part has been passed on.
 const HTTP1_PART_BYTES: usize = 64 << 10;
 
 /// Responses of an HTTP/2 connection that the peer has not read yet, each with the time at which it began to wait.

@@ -1,4 +1,4 @@
-//! TLS from files, read again when they change.
+//! Configures TLS from files, and reads them again when they change.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,7 +25,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(10);
 pub struct TlsFiles {
     pub certificate: PathBuf,
     pub key: PathBuf,
-    /// Certificate authorities of client certificates. Present: every client needs a certificate of one of them.
+    /// Certificate authorities of client certificates. If set, every client needs a certificate of one of them.
     pub client_authorities: Option<PathBuf>,
 }
 
@@ -89,7 +89,7 @@ impl Tls {
 }
 
 impl TlsFiles {
-    /// Returns when the first certificate of the chain that expires does so, in seconds since 1970.
+    /// Returns the earliest expiry of the certificates in the chain, in seconds since 1970.
     pub fn expires_at(&self) -> Option<i64> {
         let certificates = read_certificates(&self.certificate).ok()?;
         let expiries = certificates.iter().filter_map(|certificate| {

@@ -1,4 +1,4 @@
-//! The reference of the command line, from the definitions of the commands.
+//! Renders the reference of the command line from the definitions of the commands.
 
 use std::fmt::Write;
 

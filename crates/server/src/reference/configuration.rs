@@ -1,4 +1,4 @@
-//! The reference of the configuration, from the table of keys.
+//! Renders the reference of the configuration from the table of keys.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! The reference of error codes, from the table in the domain.
+//! Renders the reference of error codes from the table in the domain.
 
 use std::fmt::Write;
 

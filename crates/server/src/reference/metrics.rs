@@ -1,4 +1,4 @@
-//! The reference of metrics, from the table that registers them.
+//! Renders the reference of metrics from the table that registers them.
 
 use std::fmt::Write;
 

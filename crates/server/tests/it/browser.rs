@@ -1,4 +1,5 @@
-//! The dashboard in a real browser: what a person does with it, on a large screen and on a phone, and that it is accessible to everyone.
+//! Tests the dashboard in a real browser: what a person does with it, and its accessibility, on a large screen and on a
+//! phone.
 
 mod axe;
 mod chrome;
@@ -82,7 +83,7 @@ async fn submit_a_job(chrome: &Chrome) {
     chrome.fill("input[name=name]", "report.build").await;
     chrome.fill("input[name=queue]", "reports").await;
     chrome.fill("textarea[name=payload]", "{\"month\": 7}").await;
-    chrome.follow("form.panel button.primary").await;
+    chrome.follow("form.stack button.primary").await;
     assert!(chrome.text(".notice").await.contains("The job was submitted."));
     assert_eq!(chrome.text("h1").await, "report.build");
     assert!(chrome.text("#payload").await.contains("\"month\": 7"));
@@ -136,7 +137,7 @@ async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
         .until("!window.isOldPage && location.pathname.endsWith('/edit') && document.readyState === 'complete'")
         .await;
     chrome.fill("textarea[name=payload]", "{\"copies\": 2, \"note\": \"it's\"}").await;
-    chrome.follow("form.panel button.primary").await;
+    chrome.follow("form.stack button.primary").await;
     assert!(chrome.text(".notice").await.contains("saved"));
     assert!(chrome.text("#payload").await.contains("\"copies\": 2"));
     chrome.click("#curl-details summary").await;
@@ -159,7 +160,7 @@ async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
     chrome.press("a").await;
     chrome.until("!window.isOldPage && location.pathname === '/jobs/new' && document.readyState === 'complete'").await;
     chrome.fill("textarea[name=payload]", "{\"copies\": 3}").await;
-    chrome.follow("form.panel button.primary").await;
+    chrome.follow("form.stack button.primary").await;
     assert_eq!(chrome.text("h1").await, "label.print");
     assert!(chrome.text("#payload").await.contains("\"copies\": 3"));
     assert!(!chrome.js("return location.pathname").await.as_str().unwrap().contains(&id), "it is another job");
@@ -282,7 +283,7 @@ async fn read_without_script(chrome: &Chrome, pages: &[String]) {
     }
     chrome.open("/jobs/new").await;
     chrome.fill("input[name=name]", "without.script").await;
-    chrome.follow("form.panel button.primary").await;
+    chrome.follow("form.stack button.primary").await;
     assert_eq!(chrome.text("h1").await, "without.script", "forms work too");
 }
 
@@ -408,7 +409,7 @@ async fn submit_too_much(chrome: &Chrome) {
         name.value = 'n'.repeat(300);
         document.querySelector('input[name=tags]').value = tags;";
     chrome.js_with(script, json!([tags.join(",")])).await;
-    chrome.follow("form.panel button.primary").await;
+    chrome.follow("form.stack button.primary").await;
     let notice = chrome.text(".notice.error").await;
     assert!(
         notice.contains("name: must have 1 to 100 characters") && notice.contains("tags: must be between 0 and 32"),

@@ -1,4 +1,4 @@
-//! A TLS certificate that expires soon is noticed.
+//! A TLS certificate that expires soon is reported.
 
 use std::path::Path;
 

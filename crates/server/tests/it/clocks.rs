@@ -103,12 +103,12 @@ async fn steps_of_the_clock_by_an_hour_disturb_nothing() {
     let faena = clock.start(folder.path(), &[]).await;
     let mut worker = StreamWorker::<WebSocket>::connect(&faena, WorkerOptions::new("steady", &["flaky", "long"])).await;
     let long = faena.submit(json!({"name": "long", "timeoutMs": 600_000})).await;
-    let held = worker.next_job().await;
+    let long_job = worker.next_job().await;
     for step in STEPS {
         clock.set(step);
         assert_works(&faena, &mut worker, step).await;
     }
-    assert_eq!(worker.complete(&held, Value::Null).await, Ok(()));
+    assert_eq!(worker.complete(&long_job, Value::Null).await, Ok(()));
     let done = faena.wait_for_state(&long, "COMPLETED").await;
     assert_completed_once(&done);
     assert_log_in_order(&done);
@@ -122,13 +122,13 @@ async fn steps_of_the_clocks_of_two_postgres_nodes_disturb_nothing_and_delay_no_
     let clocks = [SystemClock::new(folders[0].path()), SystemClock::new(folders[1].path())];
     let environment = [("DATABASE_URL", database.url.as_str())];
     let mut first = clocks[0].start(folders[0].path(), &environment).await;
-    // It starts with a clock that is an hour ahead.
+    // The second node starts with a clock that is an hour ahead.
     clocks[1].set("+3600");
     let second = clocks[1].start(folders[1].path(), &environment).await;
     let options = WorkerOptions::new("steady", &["flaky", "long"]);
     let mut worker = StreamWorker::<WebSocket>::connect(&second, options).await;
     let long = first.submit(json!({"name": "long", "timeoutMs": 600_000})).await;
-    let held = worker.next_job().await;
+    let long_job = worker.next_job().await;
     for (step, both) in STEPS.into_iter().zip([false, true, false, true, true]) {
         clocks[0].set(step);
         if both {
@@ -137,7 +137,7 @@ async fn steps_of_the_clocks_of_two_postgres_nodes_disturb_nothing_and_delay_no_
         assert_works(&first, &mut worker, step).await;
         assert_works(&second, &mut worker, step).await;
     }
-    assert_eq!(worker.complete(&held, Value::Null).await, Ok(()));
+    assert_eq!(worker.complete(&long_job, Value::Null).await, Ok(()));
     assert_log_in_order(&second.wait_for_state(&long, "COMPLETED").await);
     assert_nothing_lost(&first);
     assert_nothing_lost(&second);

@@ -89,8 +89,8 @@ async fn jobs_are_listed_as_a_table_or_as_json() {
     let list = shell.json(&["jobs", "list", "--json", "--status", "queued", "--queue", "q1"]);
     assert_eq!((&list["total"], &list["jobs"][0]["queue"]), (&json!(1), &json!("q1")));
     shell.faena.submit(json!({"type": "unknown.type", "name": "Own name", "priority": "LOW"})).await;
-    let oldest = shell.json(&["jobs", "list", "--json", "--sort", "priority", "--order", "asc", "--limit", "2"]);
-    let order: Vec<&Value> = oldest["jobs"].as_array().unwrap().iter().map(|job| &job["queue"]).collect();
+    let sorted = shell.json(&["jobs", "list", "--json", "--sort", "priority", "--order", "asc", "--limit", "2"]);
+    let order: Vec<&Value> = sorted["jobs"].as_array().unwrap().iter().map(|job| &job["queue"]).collect();
     assert_eq!(order, ["default", "q0"], "the lowest priority first, then the oldest");
     assert_eq!(shell.json(&["jobs", "list", "--json", "--name", "Own name"])["total"], 1);
     assert_eq!(shell.json(&["jobs", "list", "--json", "--priority", "low,normal", "-q", "own name"])["total"], 1);
@@ -109,8 +109,8 @@ async fn jobs_are_cancelled_and_retried() {
     let (code, stdout, stderr) = shell.run(&["jobs", "cancel", id]);
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert!(stderr.starts_with("faena: ") && stderr.contains("(INVALID_TRANSITION)"), "{stderr}");
-    let again = shell.json(&["jobs", "retry", id, "--json"]);
-    assert_eq!(again, json!({"id": id, "status": "PENDING", "retryCount": 0}));
+    let retried = shell.json(&["jobs", "retry", id, "--json"]);
+    assert_eq!(retried, json!({"id": id, "status": "PENDING", "retryCount": 0}));
     shell.faena.wait_for_state(id, "QUEUED").await;
     let body = json!({"type": "sleep", "payload": {"ms": 600000}, "timeoutMs": 20, "retryDelay": 3600000, "maxDelay": 3600000});
     let retrying = shell.faena.submit(body).await;
@@ -274,7 +274,7 @@ fn help_and_version_go_to_stdout_with_exit_code_0() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_empty_list_is_a_sentence() {
+async fn an_empty_list_prints_a_message() {
     let shell = Shell::start(&[]).await;
     for (arguments, text) in [
         (vec!["schedules", "list"], "no schedules; create one with \"faena schedules create\""),
@@ -469,14 +469,14 @@ async fn dead_letters_are_listed_retried_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_dependencies_lists_what_is_around_a_job() {
+async fn jobs_dependencies_lists_the_parents_and_children_of_a_job() {
     let shell = Shell::start(&[]).await;
     let parent = shell.faena.submit(json!({"name": "extract", "scheduledAt": "2099-01-01T00:00:00Z"})).await;
     let job = shell.faena.submit(json!({"name": "load", "dependsOn": [parent]})).await;
     let child = shell.faena.submit(json!({"name": "report", "dependsOn": [job]})).await;
     let printed = shell.stdout(&["jobs", "dependencies", &job]);
-    let places = [&parent, &job, &child].map(|id| printed.find(id.as_str()));
-    assert!(places.is_sorted() && places[0].is_some(), "{printed}");
+    let positions = [&parent, &job, &child].map(|id| printed.find(id.as_str()));
+    assert!(positions.is_sorted() && positions[0].is_some(), "{printed}");
     assert!(printed.contains("-1") && printed.contains("+1") && printed.contains("extract"), "{printed}");
     let printed = shell.json(&["jobs", "dependencies", &job, "--json"]);
     assert_eq!((printed["jobs"].as_array().unwrap().len(), &printed["hidden"]), (3, &json!(0)));

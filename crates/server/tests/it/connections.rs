@@ -1,4 +1,4 @@
-//! Keys of workers on their connections, rate limits, and what happens without free file descriptors.
+//! API keys of worker connections, the rate limit on wrong keys, and the limit on file descriptors.
 
 use std::process::Command;
 
@@ -84,7 +84,7 @@ impl Keys {
         vec![
             case("no key", None, "UNAUTHORIZED"),
             case("a bogus key", Some(bogus), "UNAUTHORIZED"),
-            case("a text that is no key", Some("secret".into()), "UNAUTHORIZED"),
+            case("a text that is not a key", Some("secret".into()), "UNAUTHORIZED"),
             case("an expired key", Some(self.expired().await), "UNAUTHORIZED"),
             case("a revoked key", Some(self.revoked().await), "UNAUTHORIZED"),
             case("read", self.with(&["read"], None).await, "FORBIDDEN"),
@@ -234,7 +234,7 @@ async fn wrong_keys_in_registrations_count_against_the_address() {
         found.push(websocket(&faena.url, Some("secret"), Presented::InRegistration, "w").await);
         assert!(found.len() < 50, "{found:?}");
     }
-    assert!(found.len() <= 7 && found[0] == "UNAUTHORIZED", "each costs the request and the wrong key: {found:?}");
+    assert!(found.len() <= 7 && found[0] == "UNAUTHORIZED", "each costs a request and a wrong key: {found:?}");
     assert_eq!(grpc(&faena.url, Some("secret"), Presented::InHeader, "w").await, "RATE_LIMITED");
     assert_eq!(faena.get("/health/live").await.0, 200);
 }

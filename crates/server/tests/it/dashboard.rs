@@ -126,7 +126,7 @@ async fn every_page_works_in_both_languages_and_loads_nothing_from_other_sites()
     assert!(browser.text("/jobs").await.contains("Trabajos"));
     browser.submit("/preferences", &[("language", "en"), ("theme", "dark"), ("next", "/jobs")]).await;
     let html = browser.text("/jobs").await;
-    assert!(html.contains("<h1>Jobs</h1>") && html.contains("data-theme=\"dark\""), "the switch decides: {html}");
+    assert!(html.contains("<h1>Jobs</h1>") && html.contains("data-theme=\"dark\""), "the preference decides: {html}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +170,7 @@ async fn a_job_is_submitted_changed_and_cancelled_in_the_browser() {
     assert!(!browser.text(&page).await.contains("The job was submitted."), "a notice is shown once");
 
     let broken =
-        browser.submit(&format!("{page}/edit"), &[("priority", "HIGH"), ("payload", "{broken"), ("tags", "")]).await;
+        browser.submit(&format!("{page}/edit"), &[("original", "{}"), ("payload", "{broken"), ("tags", "")]).await;
     assert_eq!(broken.status(), StatusCode::BAD_REQUEST);
     let html = broken.text().await.unwrap();
     assert!(html.contains("{broken") && html.contains("Payload"), "what was typed stays, with the reason: {html}");
@@ -407,7 +407,7 @@ async fn the_first_page_is_small() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_has_its_dependencies_webhooks_and_events_on_its_page_and_the_server_its_configuration() {
+async fn the_page_of_a_job_shows_its_dependencies_webhooks_and_events_and_about_shows_the_configuration() {
     let folder = tempfile::tempdir().unwrap();
     let sink = "[[sink]]\nname = \"log\"\nkind = \"file\"\npath = \"events.log\"\n";
     std::fs::write(folder.path().join("faena.toml"), sink).unwrap();

@@ -1,4 +1,5 @@
-//! The files for containers and service managers fit the binary: its variables, keys, ports, paths and commands.
+//! Tests that the files for containers and service managers fit the binary: its variables, keys, ports, paths and
+//! commands.
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +51,8 @@ fn strings(value: &Value) -> Vec<&str> {
     value.as_array().into_iter().flatten().map(|item| item.as_str().unwrap()).collect()
 }
 
-/// Every variable that the binary reads. Others, such as `WORKER_CONCURENCY`, have no effect and must be typing errors.
+/// Returns every variable that the binary reads. Others, such as `WORKER_CONCURENCY`, have no effect and are typing
+/// errors.
 fn known_variables() -> Vec<String> {
     let example = read("faena.example.toml");
     example.lines().filter_map(|line| Some(line.split_once("Environment: ")?.1.to_owned())).collect()
@@ -219,7 +221,7 @@ fn systemd_accepts_the_unit_and_finds_it_hardened_with_services() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("faena.service");
     fs::write(&path, unit.replace("/usr/local/bin/faena", env!("CARGO_BIN_EXE_faena"))).unwrap();
-    // 1.2 when this was written; 10 is no protection.
+    // The exposure was 1.2 when this was written; 10 means no protection. The threshold is ten times the exposure.
     for arguments in [&["verify", "--man=no"][..], &["security", "--offline=true", "--threshold=15"]] {
         let output = Command::new("systemd-analyze").args(arguments).arg(&path).output();
         let output = output.expect("this test needs systemd-analyze (Debian: apt-get install systemd)");

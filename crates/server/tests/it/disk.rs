@@ -55,7 +55,7 @@ impl SmallDisk {
         command
     }
 
-    /// Returns the words that run a program in the mount namespace of the disk.
+    /// Returns the command prefix that runs a program in the mount namespace of the disk.
     pub fn enter(&self) -> Vec<String> {
         let mut words = vec!["nsenter".into(), "--target".into(), self.mount_owner.id().to_string(), "--mount".into()];
         if self.is_unprivileged {

@@ -105,7 +105,7 @@ async fn assert_survives_restarts(command: &[&str]) {
         worker_ids.push(done["workerId"].clone());
     }
     assert_eq!(worker_ids[0], worker_ids[1]);
-    // It still takes jobs.
+    // The worker still takes jobs.
     let id = faena.submit(json!({"name": "greet", "payload": {"name": "Ada"}})).await;
     faena.wait_for_state(&id, "COMPLETED").await;
     let log = std::fs::read_to_string(&log).unwrap();

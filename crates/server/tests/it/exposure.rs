@@ -16,7 +16,8 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Starts a server that creates files with all permissions, unless it takes care.
+/// Starts a server with umask 0, so that other users can access every file whose permissions the server does not
+/// restrict.
 async fn start_without_umask(folder: &Path) -> Faena {
     let mut program = Command::new("sh");
     program.args(["-c", "umask 0; exec \"$@\"", "sh"]).arg(command(folder).get_program());
@@ -43,7 +44,7 @@ async fn the_data_folder_and_its_files_are_private_whatever_the_umask() {
     assert_eq!(mode(&data), 0o700);
     assert!(assert_files_are_private(&data) >= 4, "database, log, shared memory and lock");
     faena.kill();
-    // A folder that exists is not Faena's, its files are.
+    // Faena restricts its files, but does not change the permissions of a folder that exists.
     for file in fs::read_dir(&data).unwrap() {
         fs::set_permissions(file.unwrap().path(), Permissions::from_mode(0o666)).unwrap();
     }

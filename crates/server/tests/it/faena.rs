@@ -62,8 +62,9 @@ pub async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>
     }
 }
 
-/// Returns the settings of a queue in Redis, if the tests run again with `FAENA_TEST_QUEUE=redis` and this one does not choose a
-/// queue itself. Servers of one database get the same prefix.
+/// Returns the settings of a queue in Redis if `FAENA_TEST_QUEUE=redis` is set and the test does not choose its queue.
+///
+/// Servers of one database get the same prefix.
 fn redis_queue(folder: &Path, environment: &[(&str, &str)]) -> Vec<(&'static str, String)> {
     let is_chosen =
         environment.iter().any(|(name, _)| ["FAENA_QUEUE_BACKEND", "REDIS_URL", "QUEUE_PREFIX"].contains(name));

@@ -1,4 +1,4 @@
-//! Clients that hold connections, do not read, or send too much before they are known.
+//! Tests of clients that hold connections, do not read, or send too much before they have registered.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -83,7 +83,7 @@ async fn clients_that_do_not_read_make_room_for_the_large_answers_of_others() {
             stream
         })
         .collect();
-    // Long before the timeout of an hour, because others wait for the memory.
+    // The server closes them long before the timeout of an hour, because other answers wait for the memory.
     for stream in &mut hostile {
         eventually("the server closes the connection", async || is_closed(stream).then_some(())).await;
     }

@@ -33,7 +33,7 @@ async fn wait_until_down(faena: &Faena) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_and_an_inbox_that_are_down_show_it_everywhere_on_postgres() {
+async fn a_source_and_an_inbox_that_are_down_are_reported_everywhere_on_postgres() {
     let (folder, application) = (tempfile::tempdir().unwrap(), Database::create().await);
     configure(folder.path(), &application);
     let faena = Faena::start(folder.path(), &[]).await;

@@ -13,7 +13,7 @@ use crate::{
     postgres::{Database, connect},
 };
 
-/// Lets the end of every job wait for a lock, and takes it.
+/// Makes the end of every job wait for a lock, and takes the lock.
 const HOLD_ENDS: &str = "
     CREATE FUNCTION faena.hold_end() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN

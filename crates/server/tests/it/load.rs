@@ -79,7 +79,7 @@ impl Load {
         self.acknowledged.lock().unwrap().ids.len()
     }
 
-    /// Checks that every rejection was a 503 with Retry-After.
+    /// Checks that every answer that rejected a request was a 503 with Retry-After.
     pub fn assert_rejections_are_503(&self) {
         let acknowledged = self.acknowledged.lock().unwrap();
         let unexpected: Vec<_> =
@@ -211,8 +211,8 @@ impl Producer {
     }
 }
 
-/// Checks that every acknowledged job exists, is completed once, and has growing run numbers. Jobs that were stored and whose
-/// acknowledgement was lost must be completed too.
+/// Checks that every acknowledged job exists, is completed once, has growing run numbers, and started after its parents
+/// had completed. Jobs that were stored and whose acknowledgement was lost must be completed too.
 pub async fn assert_all_completed_once(faena: &Faena, acknowledged: &BTreeSet<String>) -> Vec<Value> {
     let jobs = assert_each_completed_once(faena, acknowledged).await;
     let by_id: HashMap<&str, &Value> = jobs.iter().map(|job| (job["id"].as_str().unwrap(), job)).collect();

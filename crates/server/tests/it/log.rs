@@ -34,7 +34,7 @@ async fn dead_letters_are_logged_one_by_one_and_many_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_that_failed_for_good_is_logged() {
+async fn a_webhook_that_failed_permanently_is_logged() {
     let folder = tempfile::tempdir().unwrap();
     let environment = [("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8"), ("FAENA_WEBHOOK_ATTEMPTS", "1")];
     let faena = Faena::start(folder.path(), &environment).await;
@@ -57,7 +57,7 @@ async fn pauses_and_the_first_key_are_logged() {
     let (status, _) = faena.post("/api/v1/api-keys", json!({"name": "ops", "scopes": ["admin"]})).await;
     assert_eq!(status, StatusCode::CREATED);
     let line = wait_for_line(&faena, &["INFO", "API keys are now required"]).await;
-    assert!(line.contains("key=\"ops\"") && !line.contains("fk_"), "{line}");
+    assert!(line.contains("key=\"ops\"") && !line.contains("fna_"), "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

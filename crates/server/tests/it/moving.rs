@@ -1,4 +1,5 @@
-//! `faena move`: a whole installation goes from SQLite to PostgreSQL, is killed on the way, and continues there.
+//! `faena move` moves a whole installation from SQLite to PostgreSQL, even if it is killed in between, and the server
+//! continues on the new database.
 
 use std::{
     fs,
@@ -214,7 +215,7 @@ async fn kill_while_blocked(folder: &Path, database: &Database, observer: &Clien
     .await;
 }
 
-/// Compares the number of rows of every moved table, without the code that moved them.
+/// Compares the number of rows of every moved table, with queries that do not use the code of the move.
 async fn assert_counts_are_equal(file: &Path, observer: &Client, tables: &[Value]) {
     let source = rusqlite::Connection::open(file).unwrap();
     let mut filled = 0;
@@ -229,7 +230,7 @@ async fn assert_counts_are_equal(file: &Path, observer: &Client, tables: &[Value
     assert!(filled >= 30, "only {filled} tables have rows");
 }
 
-async fn assert_goes_on(faena: &Faena, folder: &Path, content: &Content) {
+async fn assert_continues(faena: &Faena, folder: &Path, content: &Content) {
     let environment = [("FAENA_URL", faena.url.as_str()), ("FAENA_TOKEN", &content.key)];
     let ops = |words: &[&str]| {
         let (code, stdout, stderr) = output_parts(&run(folder, &environment, words));
@@ -237,7 +238,7 @@ async fn assert_goes_on(faena: &Faena, folder: &Path, content: &Content) {
         stdout
     };
     let show = |words: &[&str]| serde_json::from_str::<Value>(&ops(words)).unwrap();
-    // The worker that has a job since before the move completes it under its old session.
+    // The worker that claimed a job before the move completes it with its old session.
     let (id, run) = &content.in_flight;
     let url = format!("{}/api/v1/workers/w/jobs/{id}/complete", faena.url);
     let report = faena.http.post(url).bearer_auth(&content.key).header("x-session-token", &content.token);
@@ -267,7 +268,7 @@ async fn assert_goes_on(faena: &Faena, folder: &Path, content: &Content) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_installation_is_moved_despite_kills_and_goes_on_there_on_postgres() {
+async fn a_move_survives_kills_and_the_server_continues_on_postgres() {
     let (folder, database) = (tempfile::tempdir().unwrap(), Database::create().await);
     let folder = folder.path();
     let file = folder.join("faena-data/faena.db");
@@ -298,13 +299,13 @@ async fn an_installation_is_moved_despite_kills_and_goes_on_there_on_postgres() 
         &format!("INSERT INTO faena.job (id, lane, payload) VALUES ('{middle}', 1, '')"),
         "LOCK TABLE faena.label IN SHARE MODE",
         "LOCK TABLE faena.worker_change IN SHARE MODE",
-        // Copied before, so the verification waits for it.
+        // This table is copied by now, so the lock blocks the verification.
         "LOCK TABLE faena.attempt IN ACCESS EXCLUSIVE MODE",
     ] {
         kill_while_blocked(folder, &database, &observer, sql).await;
         let (code, _, stderr) =
             output_parts(&run(folder, &[("DATABASE_URL", &database.url)], &["serve", "--port", "0"]));
-        assert_eq!(code, 2, "a server must not start on a part: {stderr}");
+        assert_eq!(code, 2, "a server must not start on an incomplete copy: {stderr}");
         assert!(stderr.contains("is not complete; run the same \"faena move\" again"), "{stderr}");
     }
     let (code, stdout, stderr) = move_to(folder, &database, &["--json"]);
@@ -321,5 +322,5 @@ async fn an_installation_is_moved_despite_kills_and_goes_on_there_on_postgres() 
 
     let environment = [&SETTINGS[..], &[("DATABASE_URL", database.url.as_str())]].concat();
     let faena = Faena::start(folder, &environment).await;
-    assert_goes_on(&faena, folder, &content).await;
+    assert_continues(&faena, folder, &content).await;
 }

@@ -1,4 +1,4 @@
-//! Requests that an independent program generates from the OpenAPI document, against the real binary.
+//! Sends requests that an independent program generates from the OpenAPI document to the real binary.
 //!
 //! [Schemathesis](https://schemathesis.readthedocs.io) sends valid and invalid requests, follows links from one answer to the
 //! next request, and checks every answer: no 5xx, no status, header or body that is not documented, no invalid request

@@ -1,4 +1,4 @@
-//! Which hosts and web pages may call a server without API keys, over every protocol.
+//! Tests which hosts and web pages may call a server without API keys, over every protocol.
 
 use std::{
     io::{Read, Write},

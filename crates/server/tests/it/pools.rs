@@ -175,7 +175,7 @@ async fn a_command_that_ends_at_once_without_an_error_is_restarted_with_growing_
 async fn assert_restarted_with_growing_delays(code: u8) {
     let command = format!(r#"command = ["sh", "-c", "echo start >>starts; exit {code}"]"#);
     let server = PoolServer::with_command(&command).await;
-    let log = eventually("five failures are logged, and that the pool keeps failing", async || {
+    let log = eventually("five failures are logged, and the pool keeps failing", async || {
         Some(server.faena.log()).filter(|log| log.contains("ERROR pool processes keep failing"))
     })
     .await;

@@ -46,7 +46,7 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let sql = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
-        // The runtime of a test cannot be blocked on while it unwinds.
+        // A panicking test cannot block on its own runtime, so another thread drops the database.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async { connect(&server_url()).await.batch_execute(&sql).await })
@@ -142,7 +142,7 @@ impl Server {
     fn signal(&self, name: &str) {
         let Ok(file) = std::fs::read_to_string(self.data().join("postmaster.pid")) else { return };
         let postmaster = file.lines().next().unwrap().to_owned();
-        // The postmaster first, so that it starts no further process.
+        // The postmaster gets the signal first, so that it starts no further process.
         let mut processes = vec![postmaster.clone()];
         let output = Command::new("ps").args(["-o", "pid=", "--ppid", &postmaster]).output().unwrap();
         processes.extend(String::from_utf8(output.stdout).unwrap().split_whitespace().map(str::to_owned));
@@ -202,7 +202,7 @@ pub fn service_user() -> Option<u32> {
     Some(line.unwrap().split(':').nth(2).unwrap().parse().unwrap())
 }
 
-/// Returns the words that run a program as another user.
+/// Returns the command prefix that runs a program as another user.
 pub fn as_user(user: u32) -> Vec<String> {
     ["setpriv", "--reuid", &user.to_string(), "--clear-groups"].map(str::to_owned).to_vec()
 }

@@ -1,4 +1,4 @@
-//! What programs of jobs cannot do: survive their job, read the secrets of the server, or work in its folder.
+//! Tests that programs of jobs cannot survive their job, read the secrets of the server, or work in its folder.
 
 use std::{
     fs,

@@ -7,7 +7,7 @@ fn assert_up_to_date(page: &str) {
     assert_prints(&["reference", page], &format!("docs/reference/{file}"));
 }
 
-/// A command prints exactly this file of the repository.
+/// Asserts that a command prints exactly this file of the repository.
 fn assert_prints(arguments: &[&str], file: &str) {
     let output = Command::new(env!("CARGO_BIN_EXE_faena")).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! Schedules on a real server, through its command line and its clock.
+//! Tests schedules on a real server, through the command line.
 
 use std::collections::BTreeMap;
 

@@ -164,7 +164,7 @@ impl Certificates {
 const TLS: [(&str, &str); 2] = [("FAENA_TLS_CERTIFICATE", "certificate.pem"), ("FAENA_TLS_KEY", "key.pem")];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_with_a_certificate_speaks_https_and_follows_a_new_certificate() {
+async fn a_server_with_a_certificate_speaks_https_and_reloads_a_changed_certificate() {
     let (folder, certificates) = (tempfile::tempdir().unwrap(), Certificates::new());
     certificates.write(folder.path(), "127.0.0.1");
     let faena = Faena::start(folder.path(), &TLS).await;

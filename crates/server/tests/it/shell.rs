@@ -1,4 +1,4 @@
-//! The command line as a user calls it, against a running server.
+//! Runs the command line like a user, against a running server.
 
 use std::process::Output;
 

@@ -26,7 +26,7 @@ async fn first_answer<T: Transport>(faena: &Faena, frame: &Value) -> String {
     within_timeout("an answer", connection.received.recv()).await.unwrap().to_string()
 }
 
-/// Fails unless every attempt to register as `worker` without its token is refused on every transport.
+/// Asserts that every attempt to register as `victim` without its token is refused on every transport.
 async fn assert_refused_everywhere(faena: &Faena) {
     for token in [Value::Null, json!("fst_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")] {
         let mut body = json!({"workerId": "victim", "capabilities": ["*"], "concurrency": 10});
@@ -93,7 +93,7 @@ async fn a_worker_on_postgres_is_not_taken_over_through_another_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_keeps_its_jobs_over_a_restart_of_the_server_and_strangers_do_not_get_them() {
+async fn a_worker_keeps_its_jobs_across_a_restart_of_the_server_and_strangers_do_not_get_them() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[("FAENA_RECONNECT_GRACE", "60s")]).await;
     let victim = StreamWorker::<WebSocket>::connect(&faena, WorkerOptions::new("victim", &["mail"])).await;

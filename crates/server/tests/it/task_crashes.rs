@@ -223,11 +223,11 @@ async fn assert_tasks_survive_kills(folder: &Path, environment: &[(&str, &str)],
     assert!(!faena.log().contains("panicked"));
     faena.kill();
     let store = store::open(database_url, StoreOptions::default()).await.unwrap();
-    assert_nothing_is_doubled(&*store).await;
+    assert_nothing_happens_twice(&*store).await;
     store.close().await;
 }
 
-async fn assert_nothing_is_doubled(store: &dyn Store) {
+async fn assert_nothing_happens_twice(store: &dyn Store) {
     let (tasks, total) = store.task_list(Default::default(), None, 1_000).await.unwrap();
     assert_eq!(total, TASKS, "each task exists once");
     let mut jobs: HashMap<String, Vec<String>> = HashMap::new();
@@ -287,7 +287,7 @@ fn assert_task(view: &TaskView, history: &[Record]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_task_ends_and_nothing_is_doubled_although_the_server_is_killed_repeatedly_on_sqlite() {
+async fn every_task_ends_and_nothing_happens_twice_although_the_server_is_killed_repeatedly_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("tasks.db").display());
     let environment = [&SETTINGS[..], &[("DATABASE_URL", url.as_str())]].concat();
@@ -295,7 +295,7 @@ async fn every_task_ends_and_nothing_is_doubled_although_the_server_is_killed_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_task_ends_and_nothing_is_doubled_although_the_server_is_killed_repeatedly_on_postgres() {
+async fn every_task_ends_and_nothing_happens_twice_although_the_server_is_killed_repeatedly_on_postgres() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     let environment = [&SETTINGS[..], &[("DATABASE_URL", database.url.as_str())]].concat();

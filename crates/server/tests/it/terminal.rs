@@ -43,7 +43,7 @@ impl Terminal {
         Terminal::start_with(command, columns, rows, &[])
     }
 
-    /// Starts a command in a terminal, with variables.
+    /// Starts a command in a terminal, with further environment variables.
     pub fn start_with(mut command: Command, columns: u16, rows: u16, environment: &[(&str, &str)]) -> Terminal {
         command.env("TERM", "xterm-256color").envs(environment.iter().copied());
         let (pty, pts) = open().unwrap();

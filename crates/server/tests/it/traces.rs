@@ -176,7 +176,7 @@ async fn an_invalid_trace_context_is_ignored_and_a_new_trace_begins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_caller_or_without_one_the_sample_ratio_decides_whether_a_trace_is_recorded() {
+async fn the_caller_decides_whether_a_trace_is_recorded_and_otherwise_the_sample_ratio() {
     let folder = tempfile::tempdir().unwrap();
     let collector = Collector::start();
     let (url, hooks) = receiver().await;

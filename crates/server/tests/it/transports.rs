@@ -232,7 +232,7 @@ async fn a_worker_that_reconnects_in_time_keeps_its_jobs<W: TestWorker>(database
     assert_eq!(events(&done).iter().filter(|event| **event == "assigned").count(), 1, "{done:#}");
     let shown = server.wait_for_worker(worker.id(), "it is ready", |worker| worker["state"] == "Ready").await;
     assert_eq!(shown["registrationId"], registration, "it keeps its registration");
-    // It still gets jobs.
+    // The worker still gets jobs.
     let id = server.submit("mail").await;
     let next = worker.next_job().await;
     assert_eq!(next.id, id);

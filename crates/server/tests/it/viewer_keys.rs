@@ -1,4 +1,5 @@
-//! Keys without payloads as people use them: created on the command line or in the browser, and used in the dashboard.
+//! Tests of keys without payloads on the command line and in the dashboard, of the about page, and of the ids of
+//! rejected events.
 
 use std::fs;
 
@@ -223,7 +224,7 @@ async fn the_about_page_shows_findings_to_administrators_only() {
     let mut viewer = browser_of(&shell.faena, viewer["key"].as_str().unwrap()).await;
     let html = viewer.text("/about").await;
     assert!(html.contains("To see the findings, log in with an API key") && !html.contains("counter-drift"), "{html}");
-    assert!(html.contains("(this one)"), "everybody sees the nodes: {html}");
+    assert!(html.contains("(this one)"), "every viewer sees the nodes: {html}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -161,7 +161,7 @@ async fn faena_events_continues_after_lost_connections_and_a_killed_server() {
     let folder = tempfile::tempdir().unwrap();
     let mut faena = Faena::start(folder.path(), &[]).await;
     let proxy = Proxy::start(&faena.url).await;
-    // From the first stored event, because the process may connect after the first job.
+    // The stream starts at the first stored event, because the process may connect after the first job.
     let events = Events::follow(folder.path(), &proxy.url, &["--json", "--types", "job.completed", "--from", "0"]);
     crate::faena::eventually("the server records events, so `faena events` is subscribed", async || {
         let id = faena.submit(json!({"name": "noop"})).await;

@@ -1,4 +1,4 @@
-//! Webhooks are delivered although the server is killed while it sends them.
+//! Webhooks are delivered even if the server is killed while it sends them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

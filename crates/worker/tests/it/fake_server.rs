@@ -21,7 +21,7 @@ pub struct FakeServer {
     listener: TcpListener,
 }
 
-/// A new id for a job.
+/// Returns a new id for a job.
 pub fn new_id() -> JobId {
     Uuid::now_v7().into()
 }
@@ -48,7 +48,7 @@ pub async fn start_gated() -> (FakeServer, Arc<Notify>, Running, Peer) {
 /// One connection of a worker.
 pub struct Peer {
     socket: WebSocketStream<TcpStream>,
-    /// Received while the test waited for something else.
+    /// Frames that were received while the test waited for something else.
     received: VecDeque<Value>,
     pub registration: Value,
 }

@@ -1,4 +1,4 @@
-//! Handlers without a server.
+//! Tests of handlers without a server.
 
 use faena::{
     Context, JobError, Worker,

@@ -58,7 +58,7 @@ async fn a_rejected_report_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_job_continues_over_a_lost_connection() {
+async fn a_job_continues_across_a_lost_connection() {
     let (server, gate, _worker, mut peer) = start_gated().await;
     let id = new_id();
     peer.assign(id, "work").await;
@@ -115,7 +115,7 @@ async fn the_jobs_of_an_expired_session_are_cancelled() {
 }
 
 #[tokio::test]
-async fn a_step_waits_for_its_acknowledgement_over_a_lost_connection() {
+async fn a_step_waits_for_its_acknowledgement_across_a_lost_connection() {
     let server = FakeServer::new().await;
     let worker = Worker::new().handle("work", |job: Context, _: Value| async move {
         let one = job.step("E1", || async { Ok(1) }).await?;

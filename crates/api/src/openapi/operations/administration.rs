@@ -1,4 +1,4 @@
-//! `/api-keys` and `/audit`
+//! Operations below `/api-keys` and `/audit`.
 
 use faena_domain::{
     ApiKey,

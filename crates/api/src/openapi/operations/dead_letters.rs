@@ -1,4 +1,4 @@
-//! `/dead-letter`
+//! Operations below `/dead-letter`.
 
 use faena_domain::parse::schema::uuid;
 use faena_wire::{Changed, DeadLetterList, DeadLetterStats, DeadLetterView};

@@ -1,4 +1,4 @@
-//! `/events` and `/trace`
+//! Operations below `/events` and `/trace`.
 
 use faena_domain::{
     Trace,

@@ -1,4 +1,4 @@
-//! `/jobs`
+//! Operations below `/jobs`.
 
 use faena_domain::{
     Explanation, JobGraph, JobView, LogEntry,
@@ -100,11 +100,11 @@ pub fn show() -> Operation {
 }
 
 pub fn patch() -> Operation {
-    on_job("patchJob", "Change a job that has not started")
+    on_job("patchJob", "Change a waiting job")
         .about("An absent field is not changed.")
         .body("JobPatch", schema::job_patch, json!({"priority": "HIGH"}))
         .ok::<JobView>("The changed job.")
-        .conflict("The job has started or finished.")
+        .conflict("The job is in flight or has finished.")
 }
 
 pub fn delete() -> Operation {

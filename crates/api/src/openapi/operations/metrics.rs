@@ -1,4 +1,4 @@
-//! `/metrics` below `/api/v1`.
+//! Operations below `/api/v1/metrics`.
 
 use faena_domain::parse::schema::{boolean, one_of, time, with_default};
 use faena_wire::metrics::{JobMetrics, MetricsHistory, MetricsOverview, QueueMetrics, ScheduleMetrics, WorkerMetrics};
@@ -37,7 +37,7 @@ pub fn history() -> Operation {
     operation("getMetricsHistory", "Show what happened to jobs per minute, hour or day")
         .about("The history outlives the jobs. At most 1000 entries, 60 periods with `byQueue`. Minutes are kept for two hours and have no measured times.")
         .query("period", with_default(one_of(["minute", "hour", "day"]), "hour"), "Length of an entry.")
-        .query("from", time(), "Start of the first entry. 30 entries if it is absent, 60 of minutes.")
+        .query("from", time(), "Start of the first entry. Default: 30 periods before `until`, or 60 minutes.")
         .query("until", time(), "End of the last entry. Now if it is absent.")
         .query("queue", filter_text(), "Only this queue.")
         .query("byQueue", with_default(boolean(), false), "One entry per queue, only where something happened.")

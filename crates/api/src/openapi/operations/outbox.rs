@@ -1,4 +1,4 @@
-//! `/outbox`
+//! Operations below `/outbox`.
 
 use faena_domain::parse::schema::{boolean, time, uuid};
 use faena_store::DeadEvent;

@@ -1,4 +1,4 @@
-//! `/queues` and `/limits`
+//! Operations below `/queues` and `/limits`.
 
 use faena_domain::parse::schema::text;
 use faena_wire::{LimitList, QueueList, QueueView};

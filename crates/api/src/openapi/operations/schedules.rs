@@ -1,4 +1,4 @@
-//! `/schedules`
+//! Operations below `/schedules`.
 
 use faena_domain::{
     parse::schema::{boolean, integer, time, uuid, with_default},
@@ -99,7 +99,7 @@ pub fn next_runs() -> Operation {
 
 fn previewed(id: &'static str, summary: &'static str) -> Operation {
     on_schedule(id, summary)
-        .about("As if the schedule were active. `/preview` and `/next-runs` are the same.")
+        .about("Calculates the due times as if the schedule were active. `/preview` and `/next-runs` are the same.")
         .query("count", with_default(integer(1, 1_000), 10), "Number of due times.")
         .ok::<RunList>("The due times.")
 }

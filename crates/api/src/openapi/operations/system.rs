@@ -26,7 +26,10 @@ fn readiness(id: &'static str) -> Operation {
     operation(id, "Check that the server can process jobs")
         .about("`/health` and `/health/ready` are the same.")
         .ok::<Ready>("The server can process jobs. `degraded` means that something needs attention.")
-        .json::<Ready>(503, "The database does not respond, or a loop is late or has stopped.")
+        .json::<Ready>(
+            503,
+            "The database, or Redis without a fallback, does not respond, or a loop is late or has stopped.",
+        )
 }
 
 pub fn nodes() -> Operation {

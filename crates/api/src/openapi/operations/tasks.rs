@@ -1,4 +1,4 @@
-//! `/machines` and `/tasks`
+//! Operations below `/machines` and `/tasks`.
 
 use faena_domain::parse::schema::{boolean, integer, one_of, text, uuid, with_default};
 use faena_store::TaskAnswer;

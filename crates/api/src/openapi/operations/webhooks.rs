@@ -1,4 +1,4 @@
-//! `/webhooks`
+//! Operations below `/webhooks`.
 
 use faena_domain::{
     WebhookState, WebhookView,
@@ -31,5 +31,5 @@ pub fn show() -> Operation {
 pub fn redeliver() -> Operation {
     on_webhook("redeliverWebhook", "Redeliver a webhook")
         .ok::<WebhookView>("It is due now.")
-        .conflict("It is still to be sent.")
+        .conflict("Its delivery is still pending.")
 }

@@ -1,4 +1,4 @@
-//! `/workers`
+//! Operations below `/workers`.
 
 use faena_domain::{
     WorkerState, WorkerView,

@@ -1,4 +1,4 @@
-//! Jobs, tasks, schedules, webhooks and events with a marker in every payload, result, log line, error and other content.
+//! Creates jobs, tasks, schedules, webhooks and events with a marker in every payload, result, log line and error.
 
 use axum::{Router, http::StatusCode};
 use faena_domain::{NodeId, Timestamp};
@@ -27,7 +27,7 @@ states:
 ";
 
 pub struct Seed {
-    /// Ids of everything, and a correlation id.
+    /// Ids of everything that was created, and its correlation id.
     pub ids: Vec<String>,
     pub completed: String,
     pub failed: String,
@@ -55,7 +55,7 @@ async fn post(app: &App, path: &str, body: Value) -> Value {
     answer.json()
 }
 
-/// A worker that has a job, and reports about it over plain HTTP.
+/// A worker that claims jobs and reports about them over plain HTTP.
 struct Worker<'a> {
     app: &'a App,
     token: String,
@@ -69,7 +69,7 @@ impl Worker<'_> {
         assert!(answer.status.is_success(), "{kind}: {}", answer.text);
     }
 
-    /// Submits a job and starts it; the job has a progress, a log line and a step.
+    /// Submits a job, starts it, and reports progress, a log line and a step.
     async fn begin(&self, url: &str, retries: u32) -> (String, i64) {
         let job = json!({
             "name": "mail.send", "queue": "mail", "payload": {"card": MARKER}, "tags": ["vip"], "webhookUrl": url,
@@ -98,7 +98,7 @@ async fn task(app: &App) -> String {
     id
 }
 
-/// Takes the events that wait for the sink; the sink rejects them until they are dead letters.
+/// Takes the events that wait for the sink and rejects them until they are dead letters.
 async fn reject_events(app: &App) {
     let store = &app.engine.store;
     for _ in 0..MAX_ATTEMPTS {
@@ -116,8 +116,8 @@ async fn reject_events(app: &App) {
     }
 }
 
-/// Waits until the receiver has answered every webhook about a job.
-async fn delivered(app: &App, count: usize) -> Vec<String> {
+/// Waits until `count` webhooks have failed. Returns their ids.
+async fn failed_webhooks(app: &App, count: usize) -> Vec<String> {
     loop {
         let found = app.get("/api/v1/webhooks?state=failed").await.json();
         let webhooks = found["webhooks"].as_array().unwrap();
@@ -160,7 +160,7 @@ pub async fn seed(app: &App) -> Seed {
     let bulk = json!({"filter": {"error": MARKER, "status": "CANCELLED"}, "perSecond": 1});
     post(app, "/api/v1/jobs/bulk/retry", bulk).await;
     let mut ids = vec![completed.clone(), failed.clone(), retrying, running, waiting, schedule, triggered, task];
-    ids.extend(delivered(app, 2).await);
+    ids.extend(failed_webhooks(app, 2).await);
     reject_events(app).await;
     for list in ["/api/v1/outbox/dead-letter", "/api/v1/bulk"] {
         let found = app.get(list).await.json();

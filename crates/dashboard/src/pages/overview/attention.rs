@@ -1,4 +1,4 @@
-//! What needs a person now.
+//! What needs attention now.
 
 use super::{super::queues::queue_path, Data, Oldest};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 /// Types without a worker that are listed by name. Further ones are one entry, because a caller can submit any number of types.
 const MAX_UNSERVED_TYPES: usize = 3;
 
-/// Something that needs a person.
+/// Something that needs attention.
 pub struct Attention {
     pub icon: Markup,
     pub link: String,
@@ -20,7 +20,7 @@ pub struct Attention {
     pub detail: Markup,
 }
 
-/// Lists what needs a person now, each with a link to the page that resolves it.
+/// Lists what needs attention now, each with a link to the page on which a person can resolve it.
 pub fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<Attention> {
     let mut found = Vec::new();
     let mut add = |style, path: &str, what: String, detail: Markup| {

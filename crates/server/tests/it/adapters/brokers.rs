@@ -102,7 +102,7 @@ deliver = "task-events"
         );
         let mut workshop = Workshop::start_with(&config).await;
         workshop.broker = Some(url);
-        // Over a broker the adapters need no server.
+        // Over a broker, the adapters never call the server.
         workshop.url = "http://127.0.0.1:9".into();
         workshop.script("code.sh", &format!("{}{SLOW_CODE}", agent::CODE));
         let transport = ["--transport", "nats", "--stream", "TASKS", "--subject-prefix", "tasks"];

@@ -69,7 +69,7 @@ async fn tests_see_no_secret_and_no_network() {
     let arguments = ["--workdir", "sandbox", "--allow-repository", &allowed, "--test-command", &test];
     let mut sandbox = Adapter::start_with(workshop.folder.path(), &environment, "sandbox", &arguments);
     sandbox.wait_for_log("isolated").await;
-    let is_off = sandbox.log().contains("network=\"off\"");
+    let is_network_off = sandbox.log().contains("network=\"off\"");
     workshop.sandbox = Some(sandbox);
     let id = workshop.create("coding-task", false).await;
     let pull_request = format!("{}#main", workshop.repository());
@@ -80,7 +80,7 @@ async fn tests_see_no_secret_and_no_network() {
         workshop.faena.post(&format!("/api/v1/tasks/{id}/events"), json!({"type": event, "payload": payload})).await;
     }
     // The script passes if there is no route out of the machine.
-    if is_off {
+    if is_network_off {
         workshop.wait_for(&id, "COMPLETADA").await;
     }
     assert!(!workshop.sandbox.as_ref().unwrap().log().contains("fna_secret"));

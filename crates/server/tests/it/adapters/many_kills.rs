@@ -1,4 +1,4 @@
-//! 200 tasks at the same time, while the server, the smith, the sandbox and the gateway are killed with SIGKILL at random moments.
+//! Runs 200 tasks at the same time, and kills the server, the smith, the sandbox and the gateway at random moments.
 //!
 //! Git, the commands and the WebSocket are real. The tests of each task pass the first time, and the sandbox shares the network of
 //! the machine: `crashes.rs` has the corrections, `limits.rs` the isolation.
@@ -129,7 +129,8 @@ async fn start_gateway(workshop: &Workshop) -> (Adapter, String) {
     gateway::start_at(workshop, &workshop.url, &[], &["--progress", "30s"]).await
 }
 
-/// A page that follows tasks and connects again whenever the gateway has stopped. Returns how often each task's end was reported.
+/// Follows tasks like a web page, and connects again whenever the gateway has stopped. Counts in `reported` how often
+/// the end of each task was reported.
 async fn follow(url: Arc<RwLock<String>>, ids: Vec<String>, reported: Arc<Mutex<BTreeMap<String, usize>>>) {
     let mut open: BTreeSet<String> = ids.into_iter().collect();
     while !open.is_empty() {
@@ -185,7 +186,7 @@ async fn two_hundred_tasks_survive_kills_of_the_server_and_of_every_adapter() {
 
     let victims = victims(kills, &mut random);
     for (kill, victim) in victims.iter().enumerate() {
-        // At random within equal parts of the run.
+        // One kill at a random moment within each of several equal parts of the run.
         let part = TASKS / (victims.len() + 1);
         let offset = usize::try_from(random.below(part as u64)).unwrap();
         scene.wait_for_completed((kill * part + offset).min(TASKS - 1)).await;

@@ -1,4 +1,4 @@
-//! Deleting a group of dead letters with a mouse.
+//! Tests of deleting a group of dead letters in a browser.
 
 use serde_json::json;
 

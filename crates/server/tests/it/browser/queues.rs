@@ -1,4 +1,4 @@
-//! The page of a queue with a mouse, also of queues whose names a browser could misread.
+//! Tests the page of a queue in a browser, also for names that a browser could misread.
 
 use serde_json::json;
 
@@ -35,7 +35,7 @@ async fn a_person_opens_and_pauses_queues_with_hostile_names() {
     .await;
 }
 
-/// Changes settings of a queue while its page is updated.
+/// Checks that typed settings stay while the page is updated.
 async fn keep_what_is_typed(chrome: &Chrome, shell: &Shell) {
     shell.faena.submit(json!({"name": "noop.wait", "queue": "mail"})).await;
     chrome.open("/queues/mail").await;

@@ -1,4 +1,4 @@
-//! Editing a schedule with a mouse and a keyboard.
+//! Tests the form that edits a schedule, in a browser.
 
 use super::chrome::{Chrome, with_chrome};
 use crate::shell::Shell;

@@ -1,4 +1,4 @@
-//! A server with something on every page.
+//! Starts a server with data for every page of the dashboard.
 
 use serde_json::{Value, json};
 
@@ -11,21 +11,21 @@ use crate::{
 /// Pages that need no id, besides those of [`PAGES`].
 const MORE_PAGES: [&str; 3] = ["/jobs?q=type:invoice.send+state:failed", "/trace?id=order-7", "/login"];
 
-/// Ids of what was created, and all pages.
+/// Id of a task that waits for approval, and the paths of all pages.
 pub struct Seed {
     pub task: String,
     pub pages: Vec<String>,
 }
 
-/// Starts a server with something on every page.
+/// Starts a server with data for every page.
 pub async fn seeded() -> (Shell, Seed) {
     let shell = Shell::start(&[("FAENA_WEBHOOK_ALLOW", "127.0.0.0/8")]).await;
     let seed = seed(&shell.faena).await;
     (shell, seed)
 }
 
-/// Creates jobs in all states, with runs, steps, a log, dependencies, webhooks; schedules, limits, workers, and a task that waits for
-/// approval.
+/// Creates jobs in most states, with runs, steps, a log, dependencies and webhooks, and also a schedule, a limit, a
+/// worker, and a task that waits for approval.
 async fn seed(faena: &Faena) -> Seed {
     let (worker, failed) = run_jobs(faena).await;
     let parent = faena.submit(json!({"name": "extract", "queue": "etl", "scheduledAt": "2099-01-01T00:00:00Z"})).await;
@@ -68,7 +68,8 @@ async fn seed(faena: &Faena) -> Seed {
     Seed { task, pages }
 }
 
-/// Lets a worker complete a job, fail another after two steps, and work on a third. Returns the worker and the failed job.
+/// Lets a worker complete a job, fail another after one step, and work on a third. Returns the worker and the failed
+/// job.
 async fn run_jobs(faena: &Faena) -> (String, String) {
     for number in 0..3 {
         let body = json!({

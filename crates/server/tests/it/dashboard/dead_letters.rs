@@ -1,4 +1,4 @@
-//! Dead letters that are handled together.
+//! Tests of actions on a group of dead letters in the dashboard.
 
 use reqwest::StatusCode;
 use serde_json::json;
@@ -28,7 +28,7 @@ async fn a_group_of_dead_letters_is_deleted_after_a_dry_run() {
     let path = format!("/dead-letters/bulk/delete{}", links[0]);
     let question = browser.text(&path).await;
     assert!(question.contains("<h1>Delete: 2 dead letters</h1>") && question.contains("10.0.0.1"), "{question}");
-    assert!(question.contains("Type: <b>http.request</b>, Error: <b>"), "what is deleted is said: {question}");
+    assert!(question.contains("Type: <b>http.request</b>, Error: <b>"), "the page says what is deleted: {question}");
     let total = async || shell.faena.get("/api/v1/dead-letter").await.1["total"].clone();
     assert_eq!(total().await, 3, "nothing is deleted before it is confirmed");
     let answer = browser.submit(&path, &[]).await;
@@ -37,7 +37,7 @@ async fn a_group_of_dead_letters_is_deleted_after_a_dry_run() {
     let page = browser.text("/dead-letters").await;
     assert!(page.contains("2 jobs changed") && page.contains("10.0.0.2") && !page.contains("10.0.0.1"), "{page}");
 
-    // A running job is no dead letter, so there is nothing to cancel, and without a filter nothing is deleted.
+    // A dead letter is not running, so it cannot be cancelled. Without a filter nothing is deleted.
     assert_eq!(browser.get("/dead-letters/bulk/cancel").await.status(), StatusCode::NOT_FOUND);
     assert_eq!(browser.get("/dead-letters/bulk/delete").await.status(), StatusCode::BAD_REQUEST);
     browser.submit("/dead-letters/bulk/delete", &[]).await;

@@ -1,4 +1,4 @@
-//! Creating and editing schedules.
+//! Tests of creating and editing schedules in the dashboard.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::{
     shell::Shell,
 };
 
-/// Returns the value of the hidden field with what the form was filled with.
+/// Returns the value of the hidden field with the entries that the form was filled with.
 fn original(html: &str) -> String {
     let value = html.split("name=\"original\" value=\"").nth(1).unwrap().split('"').next().unwrap();
     value.replace("&#34;", "\"").replace("&#39;", "'").replace("&#60;", "<").replace("&#62;", ">").replace("&#38;", "&")
@@ -29,7 +29,7 @@ async fn create(faena: &Faena) -> String {
     created["id"].as_str().unwrap().to_owned()
 }
 
-/// Returns a schedule without what every change changes.
+/// Returns a schedule without the fields that every change affects.
 async fn read(faena: &Faena, id: &str) -> Value {
     let (_, mut schedule) = faena.get(&format!("/api/v1/schedules/{id}")).await;
     for name in ["updatedAt", "explanation", "nextRunAt", "jobs"] {

@@ -64,7 +64,7 @@ async fn assert_survives(fault: Fault) {
     println!("everything worked again {took:?} after the promotion");
     assert!(took < LIMIT, "{took:?}");
 
-    // The nodes stay on the new primary when the old one wakes.
+    // The nodes stay on the new primary when the old one is resumed.
     primary.thaw();
     until_more_are_accepted(&loads).await;
     let mut acknowledged = std::collections::BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Behind PgBouncer in transaction mode: lost prepared statements stop the start, lost notifications are noticed and replaced
-//! by polling.
+//! Tests of a server behind PgBouncer. In transaction mode, lost prepared statements stop the start, and lost
+//! notifications are noticed and replaced by polling.
 
 use std::{
     fs,
@@ -85,7 +85,7 @@ async fn a_pgbouncer_that_loses_prepared_statements_is_named_and_stops_the_start
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_a_pgbouncer_in_session_mode_two_postgres_nodes_signal_each_other() {
+async fn a_postgres_node_behind_a_pgbouncer_in_session_mode_receives_notifications() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create().await;
     let pooler = PgBouncer::start(&database, "session").await;
@@ -101,7 +101,7 @@ async fn notifications_lost_by_a_pgbouncer_are_reported_and_the_postgres_nodes_p
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let database = Database::create().await;
     let pooler = PgBouncer::start(&database, "transaction").await;
-    // Only the listening session is behind the pooler: it loses prepared statements too.
+    // Only the listening session is behind the pooler, because the pooler loses prepared statements too.
     let environment = [("DATABASE_URL", database.url.as_str()), ("FAENA_DATABASE_LISTEN_URL", pooler.url.as_str())];
     let api = [&environment[..], &[("FAENA_SERVER_ROLES", "api,engine")]].concat();
     let api_node = Faena::start(folders[0].path(), &api).await;

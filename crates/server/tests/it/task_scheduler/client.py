@@ -177,7 +177,7 @@ def next_webhook(job_id: str) -> tuple[dict[str, str], dict[str, Any]]:
     return headers, body
 
 
-# ------------------------------------------------------------------------------------------------------------------- the story
+# ------------------------------------------------------------------------------------------------------------------ the checks
 
 
 def health() -> None:
@@ -200,7 +200,7 @@ def jobs() -> None:
     tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
     scheduled = create(name="tomorrow", type="report.unknown", scheduledAt=tomorrow.isoformat())
     same(expect(200, "GET", f"/api/v1/jobs/{scheduled}").get("payload"), {}, "the default payload")
-    # A date is coerced from whatever the language calls a date: milliseconds, or a day.
+    # A date may also be given in milliseconds since 1970, or as a day.
     create(name="tomorrow", type="report.unknown", scheduledAt=int(tomorrow.timestamp() * 1000))
     create(name="tomorrow", type="report.unknown", scheduledAt=tomorrow.date().isoformat())
 
@@ -323,10 +323,10 @@ def main() -> int:
     hook = start_receiver()
     worker = Worker()
     worker.start()
-    story: list[Callable[[], None]] = [health, jobs, invalid_requests, lists, lambda: working(worker, hook), lambda: dead_letters(hook), schedules]
-    for chapter in story:
+    parts: list[Callable[[], None]] = [health, jobs, invalid_requests, lists, lambda: working(worker, hook), lambda: dead_letters(hook), schedules]
+    for part in parts:
         try:
-            chapter()
+            part()
         except Exception:
             failures.append(traceback.format_exc())
     for failure in failures:

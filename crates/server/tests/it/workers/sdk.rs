@@ -179,7 +179,7 @@ impl TestWorker for SdkWorker {
         let registration = fetch().await.unwrap()["registrationId"].clone();
         self.proxy.forward();
         self.proxy.disconnect_all();
-        // It had no job in flight, so the server creates a new registration.
+        // The worker had no job in flight, so the server creates a new registration.
         eventually("the worker has reconnected", async || {
             fetch().await.filter(|worker| worker["registrationId"] != registration)
         })

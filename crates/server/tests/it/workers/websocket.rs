@@ -1,4 +1,4 @@
-//! Worker frames on a WebSocket.
+//! Sends and receives worker frames over a WebSocket.
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
