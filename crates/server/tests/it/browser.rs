@@ -127,8 +127,10 @@ async fn search_texts_and_sort(chrome: &Chrome) {
 
 /// Edits a job that waits, runs it again with changes, and copies it, with the keyboard as well.
 async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
-    let body =
-        json!({"name": "label.print", "queue": "print", "payload": {"copies": 1, "note": "it's"}, "tags": ["paper"]});
+    let body = json!({
+        "name": "Print label 7", "type": "label.print", "queue": "print", "payload": {"copies": 1, "note": "it's"},
+        "tags": ["paper"], "concurrencyKey": "printer-1", "retryOn": "transient", "maxRetries": 1,
+    });
     let id = shell.faena.submit(body).await;
     chrome.open(&format!("/jobs/{id}")).await;
     chrome.js("window.isOldPage = true").await;
@@ -151,21 +153,28 @@ async fn change_and_repeat_a_job(chrome: &Chrome, shell: &Shell) {
     assert_eq!(copied, command.as_str());
     let output = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
     let created: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let (_, copy) = shell.faena.get(&format!("/api/v1/jobs/{}", created["id"].as_str().unwrap())).await;
-    assert_eq!(
-        (&copy["payload"]["note"], &copy["tags"], &copy["queue"]),
-        (&json!("it's"), &json!(["paper"]), &json!("print"))
-    );
+    assert_is_copy(shell, created["id"].as_str().unwrap(), &id, "it's").await;
     chrome.js("window.isOldPage = true").await;
     chrome.press("a").await;
     chrome.until("!window.isOldPage && location.pathname === '/jobs/new' && document.readyState === 'complete'").await;
-    chrome.fill("textarea[name=payload]", "{\"copies\": 3}").await;
+    chrome.fill("textarea[name=payload]", "{\"copies\": 3, \"note\": \"more\"}").await;
     chrome.follow("form.stack button.primary").await;
-    assert_eq!(chrome.text("h1").await, "label.print");
-    assert!(chrome.text("#payload").await.contains("\"copies\": 3"));
-    assert!(!chrome.js("return location.pathname").await.as_str().unwrap().contains(&id), "it is another job");
+    assert_eq!(chrome.text("h1").await, "Print label 7");
+    let page = chrome.js("return location.pathname").await;
+    assert_is_copy(shell, page.as_str().unwrap().rsplit('/').next().unwrap(), &id, "more").await;
     chrome.press("?").await;
     assert!(chrome.text("#keys").await.contains("Edit"), "the page says which keys there are");
+}
+
+/// Checks that a job is another one with the same options, except for the note in its payload.
+async fn assert_is_copy(shell: &Shell, id: &str, original: &str, note: &str) {
+    assert_ne!(id, original, "it is another job");
+    let (_, copy) = shell.faena.get(&format!("/api/v1/jobs/{id}")).await;
+    let (_, original) = shell.faena.get(&format!("/api/v1/jobs/{original}")).await;
+    for name in ["name", "type", "queue", "tags", "concurrencyKey", "retryOn", "maxRetries", "timeoutMs"] {
+        assert_eq!(copy[name], original[name], "{name}");
+    }
+    assert_eq!(copy["payload"]["note"], note);
 }
 
 /// Checks that a line announces new rows, that rows change in place, and that the page is not loaded again.

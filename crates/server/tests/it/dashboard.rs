@@ -1,8 +1,10 @@
 //! The pages of the dashboard, with the real binary: what they show, who may see them, and that hostile data is harmless.
 
 mod dead_letters;
+mod jobs;
 mod queues;
 mod schedules;
+mod tasks;
 
 use std::time::Duration;
 

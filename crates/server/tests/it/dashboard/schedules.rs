@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Returns the value of the hidden field with the entries that the form was filled with.
-fn original(html: &str) -> String {
+pub fn original(html: &str) -> String {
     let value = html.split("name=\"original\" value=\"").nth(1).unwrap().split('"').next().unwrap();
     value.replace("&#34;", "\"").replace("&#39;", "'").replace("&#60;", "<").replace("&#62;", ">").replace("&#38;", "&")
 }
@@ -231,4 +231,22 @@ async fn spanish_pages_say_in_spanish_why_a_schedule_has_ended() {
     browser.language = "es";
     let html = browser.text(&format!("/schedules/{id}")).await;
     assert!(html.contains("<dt>Terminada</dt><dd>se alcanzó el número máximo de ejecuciones: 1</dd>"), "{html}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_form_lists_the_due_times_of_an_interval_as_it_was_created() {
+    let shell = Shell::start(&[]).await;
+    let body = json!({"name": "sweep", "intervalMs": 3_600_000, "jobName": "noop"});
+    let (_, created) = shell.faena.post("/api/v1/schedules", body).await;
+    let id = created["id"].as_str().unwrap();
+    let (_, preview) = shell.faena.get(&format!("/api/v1/schedules/{id}/preview?count=5")).await;
+    let local = preview["nextRuns"][4]["local"].as_str().unwrap();
+    // The seconds show that the time is counted from the creation and not from the request.
+    let fifth = format!("{} {}", &local[..10], &local[11..16]);
+    let mut browser = Browser::new(&shell.faena);
+    assert!(browser.text(&format!("/schedules/{id}/edit")).await.contains(&fifth), "{fifth}");
+    let explained = browser.text(&format!("/schedules/explain?schedule={id}&intervalMs=1h&timezone=UTC")).await;
+    assert!(explained.contains(&fifth), "{explained}");
+    let changed = browser.text(&format!("/schedules/explain?schedule={id}&intervalMs=10h&timezone=UTC")).await;
+    assert!(!changed.contains(&fifth) && changed.contains("Every 10 hours"), "{changed}");
 }
