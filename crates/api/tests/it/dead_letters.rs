@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::app::{App, TestResponse};
 
-/// Submits a job that fails immediately, because its payload is not valid.
+/// Submits a job that fails immediately, because its URL is not valid or not allowed.
 async fn failed(app: &App, queue: &str, payload: &str) -> String {
     let id = app.create(&format!(r#"{{"name": "http.request", "queue": "{queue}", "payload": {payload}}}"#)).await;
     app.wait_for_state(&id, "FAILED").await;

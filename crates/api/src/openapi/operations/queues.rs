@@ -53,7 +53,7 @@ pub fn set_limit() -> Operation {
 
 pub fn reset_limit() -> Operation {
     Operation::new(Tag::Limits, "resetLimit", "Remove a limit that was set at run time")
-        .about("The server's configuration applies again.")
+        .about("The server's configuration or the machine's definition applies again.")
         .body("LimitScope", requests::limit_reset, json!({"scope": "queue", "name": "mail"}))
         .listed::<LimitList>("All limits.")
         .error(404, "There is no such limit.")

@@ -216,8 +216,8 @@ async fn every_alert_fires_in_an_outage_and_every_panel_has_data_with_services()
     let (late, early): (Vec<String>, Vec<String>) = all.into_iter().partition(|alert| needs_outage.contains(&&**alert));
     let is_firing = async |alert: &str| prometheus.firing().await.contains(alert);
     wait_until_none_is_left("alerts that do not fire", early, is_firing).await;
-    // One database accepts no more writes, so that loops fail and schedules and timers become late. The other accepts no
-    // connections.
+    // One database accepts no more writes, so that loops fail and schedules and timers become late. The other accepts
+    // no connections.
     let file = rusqlite::Connection::open(folder.path().join("faena-data/faena.db")).unwrap();
     file.execute_batch("BEGIN IMMEDIATE").unwrap();
     database.refuse_connections().await;
