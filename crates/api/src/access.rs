@@ -88,18 +88,21 @@ pub async fn require_schedule(api: &Api, text: &str) -> ApiResult<()> {
     }
 }
 
+/// Fails if the caller may not see this webhook, as if it did not exist.
 pub async fn require_webhook(api: &Api, text: &str) -> ApiResult<()> {
+    let missing = || ApiError::not_found(format!("no webhook {text}"));
     let webhook = match text.parse() {
         Ok(id) => api.engine.store.webhook_get(id).await?,
         Err(_) => None,
     };
-    let webhook = webhook.ok_or_else(|| ApiError::not_found(format!("no webhook {text}")))?;
-    match webhook.job_id {
-        Some(job) => require_job(api, job).await,
+    let webhook = webhook.ok_or_else(missing)?;
+    let is_visible = match (queues()?, webhook.job_id) {
+        (None, _) => true,
         // Tasks belong to no queue.
-        None if queues()?.is_some() => Err(ApiError::not_found(format!("no webhook {text}"))),
-        None => Ok(()),
-    }
+        (Some(_), None) => false,
+        (Some(_), Some(job)) => api.engine.store.job_get(job).await?.is_some_and(|job| includes_queue(&job.queue)),
+    };
+    if is_visible { Ok(()) } else { Err(missing()) }
 }
 
 /// Fails if a restricted caller submits to another queue, or makes a job depend on a job of another queue.

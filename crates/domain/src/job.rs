@@ -156,8 +156,10 @@ impl NewJob {
             check_range(&mut errors, "timeoutMs", timeout_ms, 1..=30 * DAY_MS);
         }
         let parents = options.depends_on.len() + self.depends_on_refs.len();
-        check_range(&mut errors, "dependsOn", parents as u64, 0..=limits.max_depends_on as u64);
-        check_range(&mut errors, "tags", options.tags.len() as u64, 0..=limits.max_tags as u64);
+        let lists = [("dependsOn", parents, limits.max_depends_on), ("tags", options.tags.len(), limits.max_tags)];
+        for (path, count, max) in lists.into_iter().filter(|(_, count, max)| count > max) {
+            errors.push(FieldError::new(path, format!("must have at most {max} entries, has {count}")));
+        }
         if let (Some(start), Some(end)) = (options.scheduled_at, options.expires_at)
             && end <= start
         {

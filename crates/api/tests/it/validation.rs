@@ -79,7 +79,7 @@ async fn every_field_out_of_range_is_reported() {
     jitter: must be true, false or a number from 0 to 1
     retryOn: must be "all", "transient" or 1 to 50 patterns of 1 to 200 bytes
     timeoutMs: must be between 1 and 2592000000, got 0
-    tags: must be between 0 and 32, got 33
+    tags: must have at most 32 entries, has 33
     expiresAt: must be later than scheduledAt
     "#);
 }

@@ -257,7 +257,7 @@ fn job_fields(limits: &JobLimits) -> Object {
         .optional("tags", about(list(text(100), 0, limits.max_tags), "Labels to search for."))
 }
 
-/// Describes the changes of a job that has not started.
+/// Describes the changes of a job that is neither in flight nor finished.
 pub fn job_patch(limits: &JobLimits) -> Value {
     Object::new()
         .optional("name", about(text(255), "`null`: the type is the name."))

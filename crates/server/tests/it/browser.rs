@@ -421,7 +421,8 @@ async fn submit_too_much(chrome: &Chrome) {
     chrome.follow("form.stack button.primary").await;
     let notice = chrome.text(".notice.error").await;
     assert!(
-        notice.contains("name: must have 1 to 100 characters") && notice.contains("tags: must be between 0 and 32"),
+        notice.contains("Name (type) of the job: must have 1 to 100 characters")
+            && notice.contains("Tags, separated by commas: must have at most 32 entries"),
         "{notice}"
     );
     assert_eq!(chrome.js("return document.querySelector('input[name=name]').value.length").await, 300);

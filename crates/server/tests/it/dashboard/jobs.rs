@@ -23,9 +23,11 @@ async fn a_job_is_edited_and_only_what_changed_is_sent() {
     let original = original(&html);
     // Another person changes the payload while the form is open.
     let changed = json!({"payload": {"order": 8}});
-    shell.faena.patch(&format!("/api/v1/jobs/{id}"), changed).await;
+    let patch = reqwest::Client::new().patch(format!("{}/api/v1/jobs/{id}", shell.faena.url)).json(&changed);
+    assert_eq!(patch.send().await.unwrap().status(), StatusCode::OK);
     let entries: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&original).unwrap();
-    let mut fields: Vec<(&str, &str)> = entries.iter().map(|(name, text)| (name.as_str(), text.as_str().unwrap())).collect();
+    let mut fields: Vec<(&str, &str)> =
+        entries.iter().map(|(name, text)| (name.as_str(), text.as_str().unwrap())).collect();
     fields.retain(|(name, _)| !["maxRetries", "scheduledAt"].contains(name));
     fields.extend([("original", original.as_str()), ("maxRetries", "2"), ("scheduledAt", "2098-01-01T00:00:00Z")]);
     let saved = browser.submit(&path, &fields).await;
