@@ -12,7 +12,7 @@ use crate::{
     error::Failure,
     form::Fields,
     format::short_id,
-    inputs::{Control, Entries, FieldKinds, Inputs, Kind, Section, TIME_EXAMPLE, message},
+    inputs::{Control, Entries, FieldKinds, Inputs, Kind, ORIGINAL, Section, TIME_EXAMPLE, message},
     layout::Page,
     query::{Pairs, segment},
     session::{self, Notice},
@@ -38,19 +38,8 @@ const FIELDS: FieldKinds = &[
     ("webhookUrl", Kind::Text),
 ];
 
-/// The fields of a job that can be changed before it starts.
-const EDITABLE: FieldKinds = &[
-    ("name", Kind::Text),
-    ("priority", Kind::Text),
-    ("tags", Kind::List),
-    ("payload", Kind::Json),
-    ("scheduledAt", Kind::Text),
-    ("expiresAt", Kind::Text),
-    ("timeoutMs", Kind::Duration),
-    ("maxRetries", Kind::Number),
-    ("retryDelay", Kind::Duration),
-    ("webhookUrl", Kind::Text),
-];
+/// The fields that cannot be changed later.
+const ONLY_NEW: [&str; 4] = ["type", "queue", "uniqueKey", "concurrencyKey"];
 
 /// Name of the hidden field with the options of a copied job that have no field, as JSON.
 const OTHERS: &str = "others";
@@ -92,7 +81,7 @@ fn form(viewer: &Viewer, subject: Subject, entries: &Entries, failure: Option<&F
         Subject::Edited(id) => (t.edit_job, format!("{}/edit", page_of(id)), Some(id)),
     };
     let hidden = match subject {
-        Subject::Edited(_) => vec![(crate::inputs::ORIGINAL, entries.get(crate::inputs::ORIGINAL).to_owned())],
+        Subject::Edited(_) => vec![(ORIGINAL, entries.get(ORIGINAL).to_owned())],
         _ => vec![(OTHERS, entries.get(OTHERS).to_owned())],
     };
     let page = FormPage {
@@ -194,6 +183,14 @@ fn copy(job: &Value) -> Entries {
     entries
 }
 
+/// Returns the entries of a form that edits a job.
+fn editable(job: &Value) -> Entries {
+    let mut entries = Entries::of(FIELDS, job);
+    entries.0.retain(|name, _| !ONLY_NEW.contains(&name.as_str()));
+    entries.0.insert(ORIGINAL.to_owned(), entries.to_json());
+    entries
+}
+
 async fn read(viewer: &Viewer, id: &str) -> Result<Value, Failure> {
     viewer.get(&format!("/api/v1/jobs/{}", segment(id))).await
 }
@@ -208,9 +205,7 @@ pub async fn show(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
 }
 
 pub async fn show_edit(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failure> {
-    let mut entries = Entries::of(EDITABLE, &read(&viewer, &id).await?);
-    let original = entries.to_json();
-    entries.0.insert(crate::inputs::ORIGINAL.to_owned(), original);
+    let entries = editable(&read(&viewer, &id).await?);
     form(&viewer, Subject::Edited(&id), &entries, None)
 }
 
@@ -245,7 +240,7 @@ pub async fn submit(viewer: Viewer, RawQuery(query): RawQuery, Fields(fields): F
 
 /// Returns the body that changes what differs from the entries that the form was filled with.
 fn change(t: &Texts, entries: &Entries) -> Result<Map<String, Value>, Failure> {
-    let mut body = entries.changed(t, EDITABLE, &entries.original()?)?;
+    let mut body = entries.changed(t, FIELDS, &entries.original()?)?;
     if body.get("payload") == Some(&Value::Null) {
         body.insert("payload".into(), json!({}));
     }
@@ -309,8 +304,7 @@ mod tests {
     #[test]
     fn only_what_a_person_changed_is_sent() {
         let t = Language::English.texts();
-        let mut entries = Entries::of(EDITABLE, &job());
-        entries.0.insert("original".into(), entries.to_json());
+        let mut entries = editable(&job());
         let mut changed = |name: &str, text: &str| {
             entries.0.insert(name.to_owned(), text.to_owned());
             change(t, &entries).map(Value::Object)
