@@ -82,7 +82,7 @@
     newest = html;
   };
   // Unsaved edits of a form stay when the server sends the page again.
-  const formFields = () => [...main.querySelectorAll("form.fields :is(input:not([type=hidden]), select, textarea)")];
+  const formFields = () => [...main.querySelectorAll("form :is(input:not([type=hidden]), select, textarea)")];
   const fieldKey = (field) => `${field.form.getAttribute("action")} ${field.name} ${field.type === "checkbox" ? field.value : ""}`;
   const isEdited = (field) => {
     if (field.type === "checkbox") return field.checked !== field.defaultChecked;
@@ -103,7 +103,9 @@
     const selected = main.querySelector("tr.selected");
     const selectedKey = selected && keyOf(selected);
     const scrolled = [...main.querySelectorAll("[data-center]")].map((box) => [box.id, box.scrollLeft, box.scrollTop]);
-    main.replaceChildren(...next.content.childNodes);
+    // The result of an action stays until the viewer leaves the page. The server sends it once.
+    const notice = main.querySelector(":scope > .notice");
+    main.replaceChildren(...(notice ? [notice] : []), ...next.content.childNodes);
     for (const row of main.querySelectorAll("tr[data-key]")) {
       if (changed.includes(keyOf(row))) row.classList.add("changed");
       if (selectedKey && keyOf(row) === selectedKey) row.classList.add("selected");

@@ -28,20 +28,27 @@ pub struct Page {
     main: String,
     status: StatusCode,
     has_navigation: bool,
+    /// Whether the browser keeps it up to date.
+    is_live: bool,
 }
 
 impl Page {
-    /// Renders the content. `section` is the entry of the navigation that is marked.
+    /// Renders content that the browser keeps up to date. `section` is the entry of the navigation that is marked.
     pub fn new(title: impl Into<String>, section: &'static str, main: &impl Template) -> Result<Page, Failure> {
         let page = Page::exact(title, section, main)?;
-        Ok(Page { title: visible(page.title), main: visible(page.main), ..page })
+        Ok(Page { title: visible(page.title), main: visible(page.main), is_live: true, ..page })
     }
 
-    /// Renders content without making invisible characters visible, because the fields of a form must keep every
-    /// character.
+    /// Renders a form. Its fields keep every character, also invisible ones, and nothing replaces them while a person
+    /// types.
     pub fn exact(title: impl Into<String>, section: &'static str, main: &impl Template) -> Result<Page, Failure> {
         let main = main.render().map_err(Failure::internal)?;
-        Ok(Page { title: title.into(), section, main, status: StatusCode::OK, has_navigation: true })
+        Ok(Page { title: title.into(), section, main, status: StatusCode::OK, has_navigation: true, is_live: false })
+    }
+
+    /// Returns the page as it is now: the browser does not keep it up to date.
+    pub fn without_updates(self) -> Page {
+        Page { is_live: false, ..self }
     }
 
     pub fn without_navigation(self) -> Page {

@@ -464,6 +464,7 @@ texts! {
     expired: "Expired", "Caducada";
     no_keys: "There are no API keys: every program on this machine has access. Create the first:", "No hay claves de API: cualquier programa de esta máquina puede acceder. Crea la primera:";
     new_key: "New key", "Clave nueva";
+    key_is_needed: "From now on every request needs an API key.", "A partir de ahora, cada petición necesita una clave de API.";
     shown_once: "Copy it now: it is not shown again.", "Cópiala ahora: no se volverá a mostrar.";
     create_key: "Create key", "Crear clave";
     change_keys: "Change keys", "Modificar claves";

@@ -55,6 +55,15 @@ struct KeyForm<'a> {
     error: Option<String>,
 }
 
+/// The first key of a server. From now on the viewer needs a key too.
+#[derive(Template)]
+#[template(path = "first_key.html")]
+struct FirstKey<'a> {
+    t: &'static Texts,
+    base: &'a str,
+    key: &'a str,
+}
+
 pub async fn list(viewer: Viewer) -> Result<Page, Failure> {
     show(&viewer, None, None).await
 }
@@ -140,8 +149,15 @@ pub async fn create(viewer: Viewer, Fields(fields): Fields) -> Result<Response, 
 async fn answer(viewer: &Viewer, result: Result<Value, Failure>) -> Result<Response, Failure> {
     match result {
         Ok(created) => {
-            let key = created["key"].as_str().unwrap_or_default().to_owned();
-            Ok(show(viewer, Some(key), None).await?.into_response())
+            let key = created["key"].as_str().unwrap_or_default();
+            let page = match show(viewer, Some(key.to_owned()), None).await {
+                Err(failure) if failure.needs_login() => {
+                    let t = viewer.texts();
+                    Page::new(t.keys, "/keys", &FirstKey { t, base: viewer.base(), key })
+                }
+                page => page,
+            };
+            Ok(page?.without_updates().into_response())
         }
         Err(failure) if failure.needs_login() => Err(failure),
         Err(failure) => {

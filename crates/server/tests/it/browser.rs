@@ -3,6 +3,7 @@
 
 mod axe;
 mod chrome;
+mod live;
 mod dead_letters;
 mod queues;
 mod schedules;

@@ -55,7 +55,7 @@ async fn a_key_is_created_with_an_expiry() {
     assert!(answer.text().await.unwrap().contains("expiresAt"));
     let fields = [("name", "ops"), ("scope", "admin"), ("expiresAt", "2099-01-01T00:00:00Z")];
     let answer = browser.submit("/keys", &fields).await;
-    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(answer.status(), StatusCode::OK, "the first key is shown although the viewer has none yet");
     let html = answer.text().await.unwrap();
     let key = html.split("id=\"new-key\">").nth(1).unwrap().split('<').next().unwrap();
     let client = reqwest::Client::new().get(format!("{}/api/v1/api-keys", shell.faena.url)).bearer_auth(key);
