@@ -58,6 +58,8 @@ pub struct WorkerView {
     /// Id of this registration. A worker that was lost and reconnects gets a new one.
     pub registration_id: String,
     pub name: Option<String>,
+    /// Version of the worker's program, if it sent one. For the built-in worker, the version of Faena.
+    pub version: Option<String>,
     pub kind: WorkerKind,
     /// `websocket`, `grpc` or `http`; empty for the built-in worker and for a worker that has not connected yet.
     pub transport: String,

@@ -83,6 +83,8 @@ pub struct WorkerEntry {
     pub node: NodeId,
     /// Its state from now on: `Creating` (its process is about to start) or `Ready` (it is connected).
     pub state: WorkerState,
+    /// Version of its program. A worker that resumes without one has none from then on.
+    pub version: Option<String>,
     pub capabilities: WorkerCapabilities,
     pub concurrency: u32,
     pub pool: Option<String>,
@@ -224,7 +226,7 @@ pub const FORGET: i64 = 1_000;
 
 pub const COLUMNS: &str =
     "id, key, name, kind, transport, node, state, reason, capabilities, queues, concurrency, pool,
-    registered_at, seen_at, ended_at, deadline, completed, failed, breaker";
+    registered_at, seen_at, ended_at, deadline, completed, failed, breaker, version";
 
 /// A row of `worker`, with the columns above in their order.
 pub struct WorkerRow {
@@ -265,6 +267,7 @@ impl WorkerRow {
             capabilities: capabilities.types,
             queues: capabilities.queues,
             concurrency: u32::try_from(self.concurrency).unwrap_or(0),
+    pub version: Option<String>,
             pool: self.pool,
             node: self.node.map(|node| NodeId(node).to_string()),
             registered_at: Timestamp::from_ms(self.registered_at),
@@ -275,6 +278,7 @@ impl WorkerRow {
             failed: self.failed.unsigned_abs(),
             breaker: self.breaker,
             jobs: Vec::new(),
+            version: self.version,
             history: Vec::new(),
         })
     }

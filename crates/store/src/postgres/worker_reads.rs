@@ -201,3 +201,4 @@ pub fn worker_row(row: &Row) -> WorkerRow {
         breaker: row.get(18),
     }
 }
+        version: row.get(19),

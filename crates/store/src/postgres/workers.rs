@@ -171,8 +171,8 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
     let begun = client
         .execute(
             "INSERT INTO faena.worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency,
-                                       pool, registered_at, connected_at, seen_at, deadline, api_key, token)
-             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13, $14, $15)
+                                       pool, registered_at, connected_at, seen_at, deadline, api_key, token, version)
+             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13, $14, $15, $16)
              ON CONFLICT (key) WHERE ended_at IS NULL DO NOTHING",
             &[
                 &entry.id.0,
@@ -184,6 +184,7 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
                 &worker_code(state),
                 &names(&entry.capabilities.types),
                 &names(&entry.capabilities.queues),
+                &entry.version.as_deref().map(storable),
                 &concurrency(entry),
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),
@@ -217,7 +218,8 @@ async fn resume(
         .execute(
             "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, transport = $4, node = $5, session = $6, state = $7,
                  reason = NULL, capabilities = $8, queues = $9, concurrency = $10, pool = coalesce($11, pool),
-                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13, api_key = $14, token = $15
+                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13, api_key = $14, token = $15,
+                 version = $16
              WHERE id = $1",
             &[
                 &live.id.0,
@@ -229,6 +231,7 @@ async fn resume(
                 &worker_code(state),
                 &names(&entry.capabilities.types),
                 &names(&entry.capabilities.queues),
+                &entry.version.as_deref().map(storable),
                 &concurrency(entry),
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),

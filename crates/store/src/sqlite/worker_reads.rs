@@ -220,3 +220,4 @@ pub fn worker_row(row: &Row) -> rusqlite::Result<WorkerRow> {
         breaker: row.get(18)?,
     })
 }
+        version: row.get(19)?,

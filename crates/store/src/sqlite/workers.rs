@@ -150,8 +150,8 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
     tx.connection
         .prepare_cached(
             "INSERT INTO worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency, pool,
-                                 registered_at, connected_at, seen_at, deadline, api_key, token)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13, ?14, ?15)",
+                                 registered_at, connected_at, seen_at, deadline, api_key, token, version)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13, ?14, ?15, ?16)",
         )?
         .execute((
             entry.id.0,
@@ -161,6 +161,7 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
             &entry.transport,
             entry.node.0,
             worker_code(state),
+            &entry.version,
             names(&entry.capabilities.types),
             names(&entry.capabilities.queues),
             entry.concurrency,
@@ -185,7 +186,8 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
         .prepare_cached(
             "UPDATE worker SET name = coalesce(?2, name), kind = ?3, transport = ?4, node = ?5, session = ?6, state = ?7,
                  reason = NULL, capabilities = ?8, queues = ?9, concurrency = ?10, pool = coalesce(?11, pool),
-                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13, api_key = ?14, token = ?15
+                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13, api_key = ?14, token = ?15,
+                 version = ?16
              WHERE id = ?1",
         )?
         .execute((
@@ -196,6 +198,7 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
             entry.node.0,
             session,
             worker_code(state),
+            &entry.version,
             names(&entry.capabilities.types),
             names(&entry.capabilities.queues),
             entry.concurrency,

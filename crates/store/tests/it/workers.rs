@@ -95,6 +95,22 @@ pub async fn a_worker_that_reconnects_keeps_its_jobs(fixture: &Fixture) {
     fixture.complete(&jobs[0], 10).await;
 }
 
+pub async fn a_worker_that_resumes_shows_the_version_of_its_new_program(fixture: &Fixture) {
+    let with = |version: Option<&str>| WorkerEntry { version: version.map(Into::into), ..fixture.worker("w") };
+    for (ms, version) in [Some("1.4.2"), Some("1.5.0-β+\"7\""), None].into_iter().enumerate() {
+        let admitted = fixture.admit(with(version), ms as i64).await;
+        assert_eq!(admitted.session, ms as i64 + 1, "one registration");
+        assert_eq!(fixture.worker_view("w").await.version.as_deref(), version);
+        let listed = fixture.store.worker_list(Vec::new(), 10).await.unwrap();
+        assert_eq!((listed.len(), listed[0].version.as_deref()), (1, version));
+    }
+    let starting = WorkerEntry { kind: WorkerKind::Pool, state: WorkerState::Creating, ..fixture.worker("process") };
+    fixture.admit(starting, 3).await;
+    assert_eq!(fixture.worker_view("process").await.version, None);
+    fixture.admit(WorkerEntry { version: Some("2".into()), ..fixture.worker("process") }, 4).await;
+    assert_eq!(fixture.worker_view("process").await.version.as_deref(), Some("2"), "it registers later");
+}
+
 pub async fn a_worker_that_moves_signals_its_old_node(fixture: &Fixture) {
     let mut signals = fixture.store.signals();
     let worker = fixture.admit(named("w", fixture, WorkerKind::Remote, NodeId::new()), 0).await;
