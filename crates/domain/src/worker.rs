@@ -83,7 +83,10 @@ pub struct WorkerView {
     /// State of the circuit breaker: while it is open, the worker receives no jobs.
     #[schemars(extend("enum" = ["closed", "open", "half_open"]))]
     pub breaker: String,
-    /// Jobs in flight; not in lists.
+    /// How many jobs it has in flight. For the built-in worker this includes jobs that wait for a free slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_flight: Option<u64>,
+    /// Jobs in flight; not in lists, and empty for the built-in worker.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<String>,
     /// Changes of its state, oldest first; not in lists.

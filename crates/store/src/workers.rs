@@ -1,6 +1,6 @@
 //! Workers: the store methods, and what both databases share: state changes, deadlines, how rows are shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 use faena_domain::{
@@ -60,6 +60,11 @@ pub trait WorkerStore: Send + Sync + 'static {
     /// Lists workers in one of `states` (all if empty), live ones first, newest first, without jobs and history.
     async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>>;
 
+    /// Returns how many jobs in flight each of these live workers has. Workers without jobs are left out.
+    ///
+    /// The built-in worker of a node has the jobs that the node has claimed, including those that wait for a free slot.
+    async fn worker_in_flight_counts(&self, workers: Vec<WorkerId>) -> Result<HashMap<WorkerId, u64>>;
+
     /// Returns how many registrations are in these states, counted up to [`crate::COUNT_LIMIT`].
     async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64>;
 
@@ -78,13 +83,13 @@ pub struct WorkerEntry {
     /// The name the worker gives itself. A live registration with this key continues on the new connection.
     pub key: String,
     pub name: Option<String>,
+    /// Version of its program. A worker that resumes without one has none from then on.
+    pub version: Option<String>,
     pub kind: WorkerKind,
     pub transport: String,
     pub node: NodeId,
     /// Its state from now on: `Creating` (its process is about to start) or `Ready` (it is connected).
     pub state: WorkerState,
-    /// Version of its program. A worker that resumes without one has none from then on.
-    pub version: Option<String>,
     pub capabilities: WorkerCapabilities,
     pub concurrency: u32,
     pub pool: Option<String>,
@@ -119,6 +124,19 @@ pub struct ResumedJob {
     pub claimed_at: Timestamp,
     /// When it started, if that was recorded.
     pub started_at: Option<Timestamp>,
+}
+
+/// A live registration with the columns that the store methods need.
+pub struct LiveWorker {
+    pub id: WorkerId,
+    pub key: String,
+    pub kind: WorkerKind,
+    pub transport: String,
+    pub node: Option<Uuid>,
+    pub session: i64,
+    pub state: WorkerState,
+    pub reason: Option<String>,
+    pub owner: RegistrationOwner,
 }
 
 /// Owner of a live registration, and when the worker is declared lost unless it reconnects.
@@ -249,6 +267,7 @@ pub struct WorkerRow {
     pub completed: i64,
     pub failed: i64,
     pub breaker: String,
+    pub version: Option<String>,
 }
 
 impl WorkerRow {
@@ -259,6 +278,7 @@ impl WorkerRow {
             id: self.key,
             registration_id: self.id.to_string(),
             name: self.name,
+            version: self.version,
             kind: worker_kind(self.kind)?,
             transport: self.transport,
             state,
@@ -267,7 +287,6 @@ impl WorkerRow {
             capabilities: capabilities.types,
             queues: capabilities.queues,
             concurrency: u32::try_from(self.concurrency).unwrap_or(0),
-    pub version: Option<String>,
             pool: self.pool,
             node: self.node.map(|node| NodeId(node).to_string()),
             registered_at: Timestamp::from_ms(self.registered_at),
@@ -277,8 +296,8 @@ impl WorkerRow {
             completed: self.completed.unsigned_abs(),
             failed: self.failed.unsigned_abs(),
             breaker: self.breaker,
+            in_flight: None,
             jobs: Vec::new(),
-            version: self.version,
             history: Vec::new(),
         })
     }

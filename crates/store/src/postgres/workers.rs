@@ -5,7 +5,7 @@
 //!
 //! Changing a registration locks its row `FOR UPDATE` first, and so waits for a claim that is under way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -21,15 +21,18 @@ use super::{
     end::storable,
     events,
     release::{ReleaseEffects, release_in},
-    worker_reads::{counts_by_state, get, in_flight_jobs, list, session, total, unattended_jobs, worker_capabilities},
+    worker_reads::{
+        counts_by_state, get, in_flight_counts, in_flight_jobs, list, session, total, unattended_jobs,
+        worker_capabilities,
+    },
 };
 use crate::{
     GracePeriods, RecoveryCounts, Result, Signal, StoreError, SweepResult, UnattendedJob, WorkerAdmitted, WorkerEnd,
     WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
     audit::{audit_entry, drain_action},
     workers::{
-        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes, deadline_without_node,
-        kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
+        FORGET, HISTORY, LiveWorker, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes,
+        deadline_without_node, kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -82,6 +85,10 @@ impl WorkerStore for Postgres {
         self.shared.retrying(|| list(&self.shared, &states, limit)).await
     }
 
+    async fn worker_in_flight_counts(&self, workers: Vec<WorkerId>) -> Result<HashMap<WorkerId, u64>> {
+        in_flight_counts(&self.shared, &workers).await
+    }
+
     async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64> {
         self.shared.retrying(|| total(&self.shared, &states)).await
     }
@@ -95,20 +102,7 @@ impl WorkerStore for Postgres {
     }
 }
 
-/// A live registration with the columns that the store methods need. Its row is locked.
-struct LiveWorker {
-    id: WorkerId,
-    key: String,
-    kind: WorkerKind,
-    transport: String,
-    node: Option<Uuid>,
-    session: i64,
-    state: WorkerState,
-    reason: Option<String>,
-    owner: RegistrationOwner,
-}
-
-/// Returns the live workers that match, at most [`ROUND`] of them.
+/// Locks and returns the live workers that match, at most [`ROUND`] of them.
 async fn live_workers(
     client: &Object,
     condition: &str,
@@ -184,13 +178,13 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
                 &worker_code(state),
                 &names(&entry.capabilities.types),
                 &names(&entry.capabilities.queues),
-                &entry.version.as_deref().map(storable),
                 &concurrency(entry),
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),
                 &entry.deadline.map(Timestamp::as_ms),
                 &entry.api_key.map(|key| key.0),
                 &entry.token.0.as_slice(),
+                &entry.version.as_deref().map(storable),
             ],
         )
         .await?;
@@ -231,13 +225,13 @@ async fn resume(
                 &worker_code(state),
                 &names(&entry.capabilities.types),
                 &names(&entry.capabilities.queues),
-                &entry.version.as_deref().map(storable),
                 &concurrency(entry),
                 &entry.pool.as_deref().map(storable),
                 &now.as_ms(),
                 &entry.deadline.map(Timestamp::as_ms),
                 &entry.api_key.map(|key| key.0),
                 &token.0.as_slice(),
+                &entry.version.as_deref().map(storable),
             ],
         )
         .await?;
