@@ -3,6 +3,7 @@
 mod dead_letters;
 mod queues;
 mod schedules;
+mod workers;
 
 use std::time::Duration;
 
