@@ -38,6 +38,9 @@ pub struct Arguments {
     /// Display name
     #[arg(long)]
     name: Option<String>,
+    /// Version of the command, shown in lists of workers
+    #[arg(long, value_name = "TEXT")]
+    worker_version: Option<String>,
     /// Command to run for each job
     #[arg(last = true, required = true)]
     command: Vec<String>,
@@ -56,6 +59,9 @@ pub async fn run(arguments: Arguments) -> Result<std::process::ExitCode, Command
     }
     if let Some(name) = arguments.name {
         worker = worker.name(name);
+    }
+    if let Some(version) = arguments.worker_version {
+        worker = worker.version(version);
     }
     let command: Arc<[String]> = arguments.command.into();
     start_logging();

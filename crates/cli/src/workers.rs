@@ -80,7 +80,7 @@ fn path(id: &str, rest: &str) -> String {
 }
 
 fn listed(list: &WorkerList) -> String {
-    let mut table = table(["id", "state", "seen", "types", "note", "runs", "transport"]);
+    let mut table = table(["id", "state", "seen", "types", "note", "runs", "transport", "version"]);
     for worker in &list.workers {
         let transport = match (&worker.pool, worker.transport.as_str()) {
             (Some(pool), _) => format!("pool {pool}"),
@@ -98,6 +98,7 @@ fn listed(list: &WorkerList) -> String {
             notes.join(", "),
             format!("{}{failed}", worker.completed + worker.failed),
             transport,
+            worker.version.clone().unwrap_or_default(),
         ]);
     }
     table.or_text("no workers; start one with \"faena worker --type TYPE -- COMMAND\"")
@@ -107,6 +108,7 @@ fn describe(worker: &WorkerView) -> String {
     let mut details = Details::new(14);
     details.add("worker", worker.id.clone());
     details.add_opt("name", worker.name.as_ref());
+    details.add("version", worker.version.clone().unwrap_or_else(|| "unknown".into()));
     details.add("state", worker.state.to_string());
     details.add_opt("reason", worker.reason.as_ref());
     details.add("types", worker.capabilities.join(", "));

@@ -58,6 +58,8 @@ pub struct WorkerView {
     /// Id of this registration. A worker that was lost and reconnects gets a new one.
     pub registration_id: String,
     pub name: Option<String>,
+    /// Version of the worker's program, if it sent one. For the built-in worker, the version of Faena.
+    pub version: Option<String>,
     pub kind: WorkerKind,
     /// `websocket`, `grpc` or `http`; empty for the built-in worker and for a worker that has not connected yet.
     pub transport: String,
@@ -81,7 +83,10 @@ pub struct WorkerView {
     /// State of the circuit breaker: while it is open, the worker receives no jobs.
     #[schemars(extend("enum" = ["closed", "open", "half_open"]))]
     pub breaker: String,
-    /// Jobs in flight; not in lists.
+    /// How many jobs it has in flight. For the built-in worker this includes jobs that wait for a free slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_flight: Option<u64>,
+    /// Jobs in flight; not in lists, and empty for the built-in worker.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<String>,
     /// Changes of its state, oldest first; not in lists.

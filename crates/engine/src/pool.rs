@@ -400,6 +400,8 @@ impl Pool {
         let mut identity = WorkerIdentity {
             id,
             key: id.to_string(),
+            // The process sends it when it registers.
+            version: None,
             kind: WorkerKind::Pool,
             session: 0,
             transport: Transport::None,

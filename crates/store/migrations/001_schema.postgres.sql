@@ -321,7 +321,8 @@ CREATE TABLE faena.node (
 ) WITH (fillfactor = 50);
 
 -- One row per registration of a worker. Only one registration per key is alive.
--- key: the name the worker gave itself. kind: {BUILT_IN_WORKER} built in, {REMOTE_WORKER} remote, {POOL_WORKER} of a pool.
+-- key: the name the worker gave itself. version: that of its program, if it sent one.
+-- kind: {BUILT_IN_WORKER} built in, {REMOTE_WORKER} remote, {POOL_WORKER} of a pool.
 -- node: the server it is connected to. session: grows with each connection; connected_at: start of the current one.
 -- state: {WORKER_CREATING} to {WORKER_TERMINATED}. capabilities, queues: JSON arrays. drain: it gets no more jobs.
 -- deadline: when it is declared lost; absent while its node watches it. api_key: the key it registered with.
@@ -329,6 +330,7 @@ CREATE TABLE faena.worker (
     id            uuid PRIMARY KEY,
     key           text NOT NULL,
     name          text,
+    version       text,
     kind          smallint NOT NULL,
     transport     text NOT NULL,
     node          uuid,

@@ -271,7 +271,8 @@ CREATE TABLE node (
 ) WITHOUT ROWID;
 
 -- One row per registration of a worker. Only one registration per key is alive.
--- key: the name the worker gave itself. kind: {BUILT_IN_WORKER} built in, {REMOTE_WORKER} remote, {POOL_WORKER} of a pool.
+-- key: the name the worker gave itself. version: that of its program, if it sent one.
+-- kind: {BUILT_IN_WORKER} built in, {REMOTE_WORKER} remote, {POOL_WORKER} of a pool.
 -- node: the server it is connected to. session: grows with each connection; connected_at: start of the current one.
 -- state: {WORKER_CREATING} to {WORKER_TERMINATED}. capabilities, queues: JSON arrays. drain: it gets no more jobs.
 -- deadline: when it is declared lost; absent while its node watches it. api_key: the key it registered with.
@@ -279,6 +280,7 @@ CREATE TABLE worker (
     id            BLOB PRIMARY KEY,
     key           TEXT NOT NULL,
     name          TEXT,
+    version       TEXT,
     kind          INTEGER NOT NULL,
     transport     TEXT NOT NULL,
     node          BLOB,

@@ -1,6 +1,6 @@
 //! Workers: the store methods, and what both databases share: state changes, deadlines, how rows are shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 use faena_domain::{
@@ -60,6 +60,11 @@ pub trait WorkerStore: Send + Sync + 'static {
     /// Lists workers in one of `states` (all if empty), live ones first, newest first, without jobs and history.
     async fn worker_list(&self, states: Vec<WorkerState>, limit: usize) -> Result<Vec<WorkerView>>;
 
+    /// Returns how many jobs in flight each of these live workers has. Workers without jobs are left out.
+    ///
+    /// The built-in worker of a node has the jobs that the node has claimed, including those that wait for a free slot.
+    async fn worker_in_flight_counts(&self, workers: Vec<WorkerId>) -> Result<HashMap<WorkerId, u64>>;
+
     /// Returns how many registrations are in these states, counted up to [`crate::COUNT_LIMIT`].
     async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64>;
 
@@ -78,6 +83,8 @@ pub struct WorkerEntry {
     /// The name the worker gives itself. A live registration with this key continues on the new connection.
     pub key: String,
     pub name: Option<String>,
+    /// Version of its program. A worker that resumes without one has none from then on.
+    pub version: Option<String>,
     pub kind: WorkerKind,
     pub transport: String,
     pub node: NodeId,
@@ -117,6 +124,19 @@ pub struct ResumedJob {
     pub claimed_at: Timestamp,
     /// When it started, if that was recorded.
     pub started_at: Option<Timestamp>,
+}
+
+/// A live registration with the columns that the store methods need.
+pub struct LiveWorker {
+    pub id: WorkerId,
+    pub key: String,
+    pub kind: WorkerKind,
+    pub transport: String,
+    pub node: Option<Uuid>,
+    pub session: i64,
+    pub state: WorkerState,
+    pub reason: Option<String>,
+    pub owner: RegistrationOwner,
 }
 
 /// Owner of a live registration, and when the worker is declared lost unless it reconnects.
@@ -224,7 +244,7 @@ pub const FORGET: i64 = 1_000;
 
 pub const COLUMNS: &str =
     "id, key, name, kind, transport, node, state, reason, capabilities, queues, concurrency, pool,
-    registered_at, seen_at, ended_at, deadline, completed, failed, breaker";
+    registered_at, seen_at, ended_at, deadline, completed, failed, breaker, version";
 
 /// A row of `worker`, with the columns above in their order.
 pub struct WorkerRow {
@@ -247,6 +267,7 @@ pub struct WorkerRow {
     pub completed: i64,
     pub failed: i64,
     pub breaker: String,
+    pub version: Option<String>,
 }
 
 impl WorkerRow {
@@ -257,6 +278,7 @@ impl WorkerRow {
             id: self.key,
             registration_id: self.id.to_string(),
             name: self.name,
+            version: self.version,
             kind: worker_kind(self.kind)?,
             transport: self.transport,
             state,
@@ -274,6 +296,7 @@ impl WorkerRow {
             completed: self.completed.unsigned_abs(),
             failed: self.failed.unsigned_abs(),
             breaker: self.breaker,
+            in_flight: None,
             jobs: Vec::new(),
             history: Vec::new(),
         })

@@ -22,6 +22,9 @@ pub struct WorkerFrame<'a> {
     pub worker_id: Option<Cow<'a, str>>,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     pub name: Option<Cow<'a, str>>,
+    /// Version of the worker's program.
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,10 +75,11 @@ pub struct WorkerFrame<'a> {
 
 impl WorkerFrame<'_> {
     /// Names of all fields in JSON.
-    pub const FIELDS: [&'static str; 20] = [
+    pub const FIELDS: [&'static str; 21] = [
         "type",
         "workerId",
         "name",
+        "version",
         "capabilities",
         "queues",
         "concurrency",
@@ -239,6 +243,7 @@ mod tests {
             kind: "register".into(),
             worker_id: Some("".into()),
             name: Some("".into()),
+            version: Some("".into()),
             capabilities: Some(Vec::new()),
             queues: Some(Vec::new()),
             concurrency: Some(1),

@@ -38,6 +38,8 @@ pub(crate) struct WorkerFrame<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queues: Option<&'a [String]>,
@@ -86,6 +88,7 @@ impl WorkerFrame<'_> {
             kind,
             worker_id: None,
             name: None,
+            version: None,
             capabilities: None,
             queues: None,
             concurrency: None,

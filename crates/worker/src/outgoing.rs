@@ -21,6 +21,7 @@ pub(crate) fn register(
     encode(&WorkerFrame {
         worker_id: Some(worker_id),
         name: settings.name.as_deref(),
+        version: settings.version.as_deref(),
         capabilities: Some(settings.handlers.names()),
         queues: (!settings.queues.is_empty()).then_some(&settings.queues),
         concurrency: Some(settings.concurrency),

@@ -12,6 +12,8 @@ pub(crate) struct Settings {
     /// Token of the registration that a worker pool has created for this process.
     pub session_token: Option<String>,
     pub name: Option<String>,
+    /// Version of the program that the worker is part of.
+    pub version: Option<String>,
     pub concurrency: u32,
     pub queues: Vec<String>,
     pub handlers: Arc<Handlers>,

@@ -47,6 +47,7 @@ pub struct Worker {
     worker_id: Option<String>,
     session_token: Option<String>,
     name: Option<String>,
+    version: Option<String>,
     concurrency: u32,
     queues: Vec<String>,
     handlers: Handlers,
@@ -69,6 +70,7 @@ impl Worker {
             worker_id: env("FAENA_WORKER_ID"),
             session_token: env("FAENA_SESSION_TOKEN"),
             name: None,
+            version: None,
             concurrency: DEFAULT_CONCURRENCY,
             queues: Vec::new(),
             handlers: Handlers::default(),
@@ -92,6 +94,16 @@ impl Worker {
     /// Sets the name that people see.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
+        self
+    }
+
+    /// Sets the version of your program, 1 to 100 characters, so that operators see which workers still run an old one. Default: none.
+    ///
+    /// ```
+    /// let worker = faena::Worker::new().version(env!("CARGO_PKG_VERSION"));
+    /// ```
+    pub fn version(mut self, version: impl Into<String>) -> Self {
+        self.version = Some(version.into());
         self
     }
 
@@ -222,6 +234,7 @@ impl Worker {
             worker_id: self.worker_id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string()),
             session_token: self.session_token,
             name: self.name,
+            version: self.version,
             concurrency: if self.ephemeral { 1 } else { self.concurrency },
             queues: self.queues,
             handlers: Arc::new(self.handlers),

@@ -107,6 +107,7 @@ fn registration(message: Register) -> Result<Registration, Rejection> {
         worker_id: message.worker_id,
         session_token: message.session_token.filter(|token| !token.is_empty()).map(SecretText::from),
         name: message.name,
+        version: message.version,
         capabilities: message.capabilities,
         queues: message.queues,
         concurrency: message.concurrency,

@@ -301,6 +301,7 @@ pub fn registration(_: &JobLimits) -> Value {
             about(text(100), "`sessionToken` of an earlier registration under this id. The worker resumes that registration and keeps its jobs."),
         )
         .optional("name", text(255))
+        .optional("version", about(text(100), "Version of the worker's program, which operators see."))
         .optional("queues", about(names(0), "Default: all queues that the key permits."))
         .optional(
             "concurrency",

@@ -124,6 +124,7 @@ const FIELDS: &[&str] = &[
     "WorkerChange.reason",
     "WorkerView.jobs",
     "WorkerView.reason",
+    "WorkerView.version",
 ];
 
 /// Media types of answers that never have a payload: metrics, and drawings of machines.

@@ -39,6 +39,7 @@ pub async fn register(State(api): State<Api>, body: Body) -> ApiResult<Response>
         worker_id: fields.text("workerId"),
         session_token: fields.text("sessionToken").map(SecretText::from),
         name: fields.text("name"),
+        version: fields.text("version"),
         capabilities: fields.list("capabilities", "a list of job types"),
         queues: fields.list("queues", "a list of queues"),
         concurrency: fields.take("concurrency", "a non-negative integer"),

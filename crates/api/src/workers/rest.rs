@@ -4,7 +4,7 @@ use axum::{
     Json,
     extract::{RawQuery, State},
 };
-use faena_domain::{Timestamp, WorkerState, WorkerView};
+use faena_domain::{Timestamp, WorkerId, WorkerState, WorkerView};
 use faena_wire::{Success, WorkerList};
 
 use crate::{
@@ -34,9 +34,7 @@ pub async fn list(State(api): State<Api>, RawQuery(query): RawQuery) -> ListResp
     let total = store.worker_total(states.clone()).await?;
     let read = store.worker_list(states, paging.wanted_by_position()?).await?;
     let (mut workers, page_info) = paging.page_by_position(read, total)?;
-    for worker in &mut workers {
-        api.engine.refresh_worker(worker, Timestamp::now());
-    }
+    complete(&api, &mut workers).await?;
     respond(page_info, |page_info| WorkerList::new(workers, page_info))
 }
 
@@ -48,8 +46,21 @@ fn parse_state(name: &str) -> Result<WorkerState, String> {
 pub async fn show(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<WorkerView>> {
     let worker = api.engine.store.worker_get(&key).await?;
     let mut worker = worker.ok_or_else(|| unknown(&key))?;
-    api.engine.refresh_worker(&mut worker, Timestamp::now());
+    complete(&api, std::slice::from_mut(&mut worker)).await?;
     Ok(Json(worker))
+}
+
+/// Adds what this node knows better than the database, and the number of jobs in flight: one query for all workers.
+async fn complete(api: &Api, workers: &mut [WorkerView]) -> ApiResult<()> {
+    let live = workers.iter().filter(|worker| worker.ended_at.is_none());
+    let ids = live.filter_map(|worker| worker.registration_id.parse().ok()).collect();
+    let in_flight = api.engine.store.worker_in_flight_counts(ids).await?;
+    for worker in workers {
+        let id: Option<WorkerId> = worker.registration_id.parse().ok();
+        worker.in_flight = Some(id.and_then(|id| in_flight.get(&id).copied()).unwrap_or(0));
+        api.engine.refresh_worker(worker, Timestamp::now());
+    }
+    Ok(())
 }
 
 pub async fn drain(State(api): State<Api>, Segment(key): Segment) -> ApiResult<Json<Success>> {

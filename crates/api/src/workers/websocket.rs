@@ -322,6 +322,7 @@ fn registration(frame: WorkerFrame<'_>) -> Registration {
         worker_id: frame.worker_id.map(Into::into),
         session_token: frame.session_token.filter(|token| !token.reveal().is_empty()),
         name: frame.name.map(Into::into),
+        version: frame.version.map(Into::into),
         capabilities: frame.capabilities.unwrap_or_default(),
         queues: frame.queues.unwrap_or_default(),
         concurrency: frame.concurrency,

@@ -65,7 +65,7 @@ struct WorkerList {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Worker {
-    name: String,
+    name: Option<String>,
     state: String,
     concurrency: u64,
     breaker: Option<String>,

@@ -37,7 +37,8 @@ struct WorkerList {
 #[serde(rename_all = "camelCase")]
 struct Worker {
     id: String,
-    name: String,
+    name: Option<String>,
+    version: Option<String>,
     kind: String,
     state: String,
     reason: Option<String>,
@@ -45,7 +46,7 @@ struct Worker {
     queues: Vec<String>,
     concurrency: u64,
     #[serde(default)]
-    in_flight: Option<serde_json::Value>,
+    in_flight: u64,
     registered_at: Timestamp,
     last_seen_at: Option<Timestamp>,
     completed: u64,
@@ -68,12 +69,17 @@ impl Worker {
         !matches!(self.state.as_str(), "Terminated" | "Terminating")
     }
 
-    /// Returns how many jobs the worker runs, or `None` if the API does not say.
-    fn running(&self) -> Option<usize> {
-        match &self.in_flight {
-            Some(serde_json::Value::Array(jobs)) => Some(jobs.len()),
-            Some(serde_json::Value::Number(number)) => number.as_u64().map(|number| number as usize),
-            _ => None,
+    /// Returns the name that people see.
+    fn title(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.id)
+    }
+
+    /// Returns how many of its slots are in use, and how many it has. The built-in worker also claims jobs for slots that
+    /// become free.
+    fn slots(&self) -> String {
+        match self.is_live() {
+            true => format!("{} / {}", self.in_flight.min(self.concurrency), self.concurrency),
+            false => self.concurrency.to_string(),
         }
     }
 }
@@ -88,6 +94,7 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
             text_column(t.worker),
             text_column(t.state),
             number_column(t.slots_title),
+            extra_column(t.version),
             extra_column(t.can_run),
             extra_column(t.breaker),
             extra_number_column(t.completed_title),
@@ -106,16 +113,13 @@ pub async fn list(viewer: Viewer, RawQuery(query): RawQuery) -> Result<Page, Fai
 fn row(viewer: &Viewer, worker: &Worker) -> Row {
     let (t, formats) = (viewer.texts(), viewer.formats());
     let seen = worker.last_seen_at.filter(|_| worker.is_live());
-    let slots = match worker.running() {
-        Some(running) => format!("{running} / {}", worker.concurrency),
-        None => worker.concurrency.to_string(),
-    };
     Row {
         key: worker.id.clone(),
         cells: vec![
-            Cell::link(&format!("{}/workers/{}", viewer.base(), worker.id), &worker.name),
+            Cell::link(&format!("{}/workers/{}", viewer.base(), worker.id), worker.title()),
             Cell::markup(badge(StateStyle::of(&worker.state), t.word(&worker.state))),
-            Cell::number(&slots),
+            Cell::number(&worker.slots()),
+            Cell::text(worker.version.as_deref().unwrap_or_default()).extra(),
             Cell::text(&worker.capabilities.join(", ")).long().extra(),
             Cell::text(t.word(worker.breaker.as_deref().unwrap_or_default())).extra(),
             Cell::number(&formats.count(worker.completed)).extra(),
@@ -167,7 +171,8 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         details: vec![
             (t.id, escaped(&worker.id)),
             (t.kind_of_worker, escaped(t.word(&worker.kind))),
-            (t.slots_title, escaped(&worker.concurrency.to_string())),
+            (t.version, escaped(worker.version.as_deref().unwrap_or("–"))),
+            (t.slots_title, escaped(&worker.slots())),
             (t.can_run, escaped(&worker.capabilities.join(", "))),
             (
                 t.queues,
@@ -187,7 +192,7 @@ pub async fn show(viewer: Viewer, Path(id): Path<String>) -> Result<Page, Failur
         is_draining: worker.state == "Draining",
         worker: &worker,
     };
-    Page::new(worker.name.clone(), "/workers", &page)
+    Page::new(worker.title().to_owned(), "/workers", &page)
 }
 
 pub async fn act(viewer: Viewer, Path((id, action)): Path<(String, String)>) -> Result<Response, Failure> {

@@ -36,6 +36,7 @@ impl BuiltInRecord {
             id,
             key: id.to_string(),
             name: Some(engine.config.node_name.clone()),
+            version: Some(env!("CARGO_PKG_VERSION").into()),
             kind: WorkerKind::BuiltIn,
             transport: String::new(),
             node: engine.node_id(),

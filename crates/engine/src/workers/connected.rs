@@ -135,6 +135,8 @@ pub struct WorkerIdentity {
     pub id: WorkerId,
     /// The id that the worker gave itself.
     pub key: String,
+    /// Version of its program, if it sent one.
+    pub version: Option<String>,
     pub kind: WorkerKind,
     /// Number of its connection, which grows each time it connects.
     pub session: i64,
@@ -170,6 +172,7 @@ impl WorkerIdentity {
             id: self.id,
             key: self.key.clone(),
             name,
+            version: self.version.clone(),
             kind: self.kind,
             transport: self.transport.as_str().into(),
             node,

@@ -24,6 +24,8 @@ pub struct Registration {
     /// The token from its first registration, which lets it resume that registration with its jobs.
     pub session_token: Option<SecretText>,
     pub name: Option<String>,
+    /// Version of the worker's program.
+    pub version: Option<String>,
     pub capabilities: Vec<String>,
     pub queues: Vec<String>,
     pub concurrency: Option<u32>,
@@ -68,6 +70,9 @@ impl Registration {
         }
         if let Some(name) = &self.name {
             text("name".into(), name, 255);
+        }
+        if let Some(version) = &self.version {
+            text("version".into(), version, 100);
         }
         let lists = [("capabilities", &self.capabilities), ("queues", &self.queues)];
         for (path, list) in lists {
@@ -330,6 +335,7 @@ impl Engine {
         let Some(known) = known.filter(|known| known.transport == Transport::Http.as_str()) else { return Ok(None) };
         let registration = Registration {
             name: known.name,
+            version: known.version,
             capabilities: known.capabilities,
             queues: known.queues,
             concurrency: Some(known.concurrency),
@@ -458,6 +464,7 @@ fn identify(
     WorkerIdentity {
         id: WorkerId::new(),
         key,
+        version: registration.version,
         kind: if pool.is_some() { WorkerKind::Pool } else { WorkerKind::Remote },
         session: 0,
         transport,

@@ -38,6 +38,18 @@ async fn connect(fixture: &Fixture, registration: Registration) -> Arc<Connected
     fixture.engine.register_worker(registration, Transport::WebSocket, Timestamp::now()).await.unwrap().worker
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_has_1_to_100_characters_and_no_control_characters() {
+    let errors = |version: &str| {
+        let errors = Registration { version: Some(version.into()), ..registration("w") }.validate();
+        errors.iter().map(|error| format!("{}: {}", error.path, error.message)).collect::<Vec<_>>()
+    };
+    assert!(errors("1").is_empty() && errors(&"é".repeat(100)).is_empty());
+    assert_eq!(errors(""), ["version: must have 1 to 100 characters, has 0"]);
+    assert_eq!(errors(&"1".repeat(101)), ["version: must have 1 to 100 characters, has 101"]);
+    assert_eq!(errors("1\u{1b}[2J"), ["version: must not contain control characters"]);
+}
+
 /// Submits a job and waits until it is delivered.
 async fn delivered(fixture: &Fixture, worker: &ConnectedWorker, job: NewJob) -> Delivery {
     fixture.submit(job).await;

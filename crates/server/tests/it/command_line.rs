@@ -369,6 +369,42 @@ async fn a_command_as_a_worker_reports_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn workers_are_shown_with_their_version() {
+    let shell = Shell::start(&[]).await;
+    let mut worker = command(shell.folder.path());
+    worker.args([
+        "worker",
+        "--url",
+        &shell.faena.url,
+        "--type",
+        "greet",
+        "--worker-version",
+        "1.4.2-rc.1",
+        "--",
+        "cat",
+    ]);
+    let mut worker = worker.stderr(Stdio::null()).spawn().unwrap();
+    let list = eventually("both workers are listed", async || {
+        Some(shell.stdout(&["workers", "list"])).filter(|list| list.lines().count() == 3)
+    })
+    .await;
+    let line = |part: &str| list.lines().find(|line| line.contains(part)).unwrap().trim_end();
+    assert!(list.lines().next().unwrap().ends_with("version"), "{list}");
+    assert!(
+        line("websocket").ends_with("1.4.2-rc.1") && line("built-in").ends_with(env!("CARGO_PKG_VERSION")),
+        "{list}"
+    );
+    let id = line("websocket").split(' ').next().unwrap();
+    let shown = shell.stdout(&["workers", "show", id]);
+    assert!(shown.contains("version       1.4.2-rc.1"), "{shown}");
+    worker.kill().unwrap();
+    worker.wait().unwrap();
+    let silent = json!({"workerId": "silent", "capabilities": ["x"]});
+    shell.faena.post("/api/v1/workers/register", silent).await;
+    assert!(shell.stdout(&["workers", "show", "silent"]).contains("version       unknown"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn queues_are_listed_changed_paused_and_resumed() {
     let shell = Shell::start(&[]).await;
     shell.stdout(&["enqueue", "unknown.type", "--queue", "mail", "--priority", "high"]);

@@ -5,6 +5,7 @@ mod jobs;
 mod queues;
 mod schedules;
 mod tasks;
+mod workers;
 
 use std::time::Duration;
 

@@ -33,7 +33,7 @@ def stop(*_):
 
 signal.signal(signal.SIGTERM, stop)
 time.sleep(float(os.environ.get("SLOW_START", "0")))
-call("/register", {"workerId": me, "sessionToken": os.environ["FAENA_SESSION_TOKEN"],
+call("/register", {"workerId": me, "version": "3.1", "sessionToken": os.environ["FAENA_SESSION_TOKEN"],
                    "capabilities": os.environ["FAENA_CAPABILITIES"].split(",")})
 while not stopping:
     answer = call(f"/{me}/claim", {"max": 1, "waitMs": 300})
@@ -123,7 +123,9 @@ async fn a_pool_grows_while_jobs_wait_and_shrinks_when_they_are_done() {
         ids.push(server.submit(json!({"ms": 700})).await);
     }
     server.wait_for_workers("Busy", 3).await;
-    assert_eq!(server.workers(ALIVE_STATES).await.len(), 3, "more than max");
+    let workers = server.workers(ALIVE_STATES).await;
+    assert_eq!(workers.len(), 3, "more than max");
+    assert!(workers.iter().all(|worker| worker["version"] == "3.1"), "{workers:?}");
     let mut pids = BTreeSet::new();
     for id in &ids {
         pids.insert(server.result(id).await["pid"].as_u64().unwrap());

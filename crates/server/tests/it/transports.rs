@@ -241,6 +241,23 @@ async fn a_worker_that_reconnects_in_time_keeps_its_jobs<W: TestWorker>(database
     server.assert_no_panic();
 }
 
+async fn a_worker_shows_its_version_and_after_a_resume_the_new_one<W: TestWorker>(database: DatabaseKind) {
+    let server = TestServer::start(database, &[]).await;
+    let silent = W::connect(&server.faena, WorkerOptions::new("silent", &["mail"])).await;
+    let options = WorkerOptions { version: Some("1.4.2"), ..WorkerOptions::new("ada", &["mail"]) };
+    let worker = W::connect(&server.faena, options.clone()).await;
+    let version = async |id: &str| server.wait_for_worker(id, "it is shown", |_| true).await["version"].clone();
+    assert_eq!((version(silent.id()).await, version(worker.id()).await), (Value::Null, json!("1.4.2")));
+    if let Some(session_token) = worker.session_token() {
+        let options = WorkerOptions { version: Some("1.5.0"), session_token: Some(session_token), ..options };
+        let _resumed = W::connect(&server.faena, options).await;
+        assert_eq!(version(worker.id()).await, "1.5.0");
+    }
+    let (_, list) = server.faena.get("/api/v1/workers?state=Ready").await;
+    let built_in = list["workers"].as_array().unwrap().iter().find(|worker| worker["kind"] == "built_in").unwrap();
+    assert_eq!(built_in["version"], env!("CARGO_PKG_VERSION"));
+}
+
 async fn a_result_that_is_reported_twice_counts_once_and_is_acknowledged_twice<W: TestWorker>(database: DatabaseKind) {
     let server = TestServer::start(database, &[]).await;
     let mut worker = W::connect(&server.faena, WorkerOptions::new("ada", &["mail"])).await;
@@ -564,6 +581,7 @@ tests! {
     the_job_of_a_dead_worker_is_completed_by_another_worker
     a_job_that_kills_each_of_its_workers_fails_as_orphaned
     a_worker_that_reconnects_in_time_keeps_its_jobs
+    a_worker_shows_its_version_and_after_a_resume_the_new_one
     a_result_that_is_reported_twice_counts_once_and_is_acknowledged_twice
     a_late_report_of_a_lost_run_is_rejected
     a_late_report_about_a_finished_job_is_rejected_and_logged

@@ -38,7 +38,7 @@ async fn start_rejecting_receiver() -> String {
 
 /// Creates jobs, a schedule, a task and a webhook that contain the marker, and returns their pages.
 async fn seed(faena: &Faena) -> Vec<String> {
-    let register = json!({"workerId": "w", "capabilities": ["mail.send"], "concurrency": 10});
+    let register = json!({"workerId": "w", "version": "1.4.2", "capabilities": ["mail.send"], "concurrency": 10});
     faena.post("/api/v1/workers/register", register).await;
     let job = json!({
         "name": "mail.send", "payload": {"card": MARKER}, "maxRetries": 0, "webhookUrl": start_rejecting_receiver().await,
@@ -151,6 +151,8 @@ async fn an_open_page_and_the_command_line_show_no_payload() {
         assert!(says_so || arguments[1] == "list", "{arguments:?}: {hidden}");
         assert!(shown.contains(MARKER) || arguments[1] == "list", "{arguments:?}: {shown}");
     }
+    let (_, worker, error) = run_as(viewer, &["workers", "show", "w"]);
+    assert!(worker.contains("version       1.4.2"), "a version is not a payload: {worker} {error}");
     let (code, _, error) =
         run_as(admin.as_str().unwrap(), &["keys", "create", "x", "--scopes", "write", "--without-payloads"]);
     assert!(code != 0 && error.contains("--without-payloads: only a key with the scope read alone"), "{error}");

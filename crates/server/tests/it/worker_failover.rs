@@ -108,7 +108,7 @@ async fn an_http_worker_on_postgres_may_call_any_node() {
         &nodes[calls % 2]
     };
     let base = "/api/v1/workers";
-    let body = json!({"workerId": "caller", "capabilities": ["call"]});
+    let body = json!({"workerId": "caller", "version": "1.4.2", "capabilities": ["call"]});
     let (status, answer) = node().post(&format!("{base}/register"), body).await;
     assert_eq!(status, StatusCode::CREATED, "{answer}");
     for n in 0..15 {
@@ -120,6 +120,8 @@ async fn an_http_worker_on_postgres_may_call_any_node() {
         })
         .await;
         assert_eq!(job["id"], json!(id));
+        let (_, worker) = node().get(&format!("{base}/caller")).await;
+        assert_eq!(worker["inFlight"], 1, "every node knows: {worker:#}");
         let path = format!("{base}/caller/jobs/{id}");
         for (report, mut body) in [
             ("step", json!({"name": "one", "result": n})),
@@ -137,6 +139,7 @@ async fn an_http_worker_on_postgres_may_call_any_node() {
     }
     let (_, worker) = node().get(&format!("{base}/caller")).await;
     assert!(worker["endedAt"].is_null(), "{worker:#}");
+    assert_eq!((&worker["version"], &worker["inFlight"]), (&json!("1.4.2"), &json!(0)), "{worker:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -27,6 +27,8 @@ pub struct WorkerOptions {
     pub capabilities: Vec<String>,
     pub queues: Vec<&'static str>,
     pub concurrency: u32,
+    /// Version of its program.
+    pub version: Option<&'static str>,
     /// Token of a registration to resume.
     pub session_token: Option<String>,
 }
@@ -34,13 +36,17 @@ pub struct WorkerOptions {
 impl WorkerOptions {
     pub fn new(id: &str, capabilities: &[&str]) -> WorkerOptions {
         let capabilities = capabilities.iter().map(|&name| name.to_owned()).collect();
-        WorkerOptions { id: id.to_owned(), capabilities, queues: Vec::new(), concurrency: 2, session_token: None }
+        let (id, queues) = (id.to_owned(), Vec::new());
+        WorkerOptions { id, capabilities, queues, concurrency: 2, version: None, session_token: None }
     }
 
     fn registration(self) -> Value {
         let mut body = json!({"workerId": self.id, "capabilities": self.capabilities, "concurrency": self.concurrency});
         if let Some(token) = self.session_token {
             body["sessionToken"] = token.into();
+        }
+        if let Some(version) = self.version {
+            body["version"] = version.into();
         }
         if !self.queues.is_empty() {
             body["queues"] = self.queues.into();

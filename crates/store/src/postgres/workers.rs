@@ -6,7 +6,7 @@
 //! Resuming, detaching or ending a registration first locks its row `FOR UPDATE`, and so waits for a claim that is
 //! under way. Other changes and claims do not wait for each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -22,15 +22,18 @@ use super::{
     end::storable,
     events,
     release::{ReleaseEffects, release_in},
-    worker_reads::{counts_by_state, get, in_flight_jobs, list, session, total, unattended_jobs, worker_capabilities},
+    worker_reads::{
+        counts_by_state, get, in_flight_counts, in_flight_jobs, list, session, total, unattended_jobs,
+        worker_capabilities,
+    },
 };
 use crate::{
     GracePeriods, RecoveryCounts, Result, Signal, StoreError, SweepResult, UnattendedJob, WorkerAdmitted, WorkerEnd,
     WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
     audit::{audit_entry, drain_action},
     workers::{
-        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes, deadline_without_node,
-        kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
+        FORGET, HISTORY, LiveWorker, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes,
+        deadline_without_node, kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -83,6 +86,10 @@ impl WorkerStore for Postgres {
         self.shared.retrying(|| list(&self.shared, &states, limit)).await
     }
 
+    async fn worker_in_flight_counts(&self, workers: Vec<WorkerId>) -> Result<HashMap<WorkerId, u64>> {
+        in_flight_counts(&self.shared, &workers).await
+    }
+
     async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64> {
         self.shared.retrying(|| total(&self.shared, &states)).await
     }
@@ -96,20 +103,7 @@ impl WorkerStore for Postgres {
     }
 }
 
-/// A live registration with the columns that the store methods need. Its row is locked.
-struct LiveWorker {
-    id: WorkerId,
-    key: String,
-    kind: WorkerKind,
-    transport: String,
-    node: Option<Uuid>,
-    session: i64,
-    state: WorkerState,
-    reason: Option<String>,
-    owner: RegistrationOwner,
-}
-
-/// Returns the live workers that match, at most [`ROUND`] of them.
+/// Locks and returns the live workers that match, at most [`ROUND`] of them.
 async fn live_workers(
     client: &Object,
     condition: &str,
@@ -172,8 +166,8 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
     let begun = client
         .execute(
             "INSERT INTO faena.worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency,
-                                       pool, registered_at, connected_at, seen_at, deadline, api_key, token)
-             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13, $14, $15)
+                                       pool, registered_at, connected_at, seen_at, deadline, api_key, token, version)
+             VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $8, $9, $10, $11, $12, $12, $12, $13, $14, $15, $16)
              ON CONFLICT (key) WHERE ended_at IS NULL DO NOTHING",
             &[
                 &entry.id.0,
@@ -191,6 +185,7 @@ async fn begin_registration(client: &Object, entry: &WorkerEntry, now: Timestamp
                 &entry.deadline.map(Timestamp::as_ms),
                 &entry.api_key.map(|key| key.0),
                 &entry.token.0.as_slice(),
+                &entry.version.as_deref().map(storable),
             ],
         )
         .await?;
@@ -218,7 +213,8 @@ async fn resume(
         .execute(
             "UPDATE faena.worker SET name = coalesce($2, name), kind = $3, transport = $4, node = $5, session = $6, state = $7,
                  reason = NULL, capabilities = $8, queues = $9, concurrency = $10, pool = coalesce($11, pool),
-                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13, api_key = $14, token = $15
+                 connected_at = $12, seen_at = greatest(seen_at, $12), deadline = $13, api_key = $14, token = $15,
+                 version = $16
              WHERE id = $1",
             &[
                 &live.id.0,
@@ -236,6 +232,7 @@ async fn resume(
                 &entry.deadline.map(Timestamp::as_ms),
                 &entry.api_key.map(|key| key.0),
                 &token.0.as_slice(),
+                &entry.version.as_deref().map(storable),
             ],
         )
         .await?;

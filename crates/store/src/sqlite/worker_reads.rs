@@ -1,6 +1,6 @@
 //! Reads workers: views, capabilities, jobs in flight.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use faena_domain::{JobId, Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerState, WorkerView};
 use rusqlite::{Connection, OptionalExtension, Row};
@@ -10,13 +10,14 @@ use super::{Shared, claim::decode_claimed_jobs, end::outcome_of_run, read};
 use crate::{
     COUNT_LIMIT, ClaimedJob, LaneId, Result, ResumedJob, UnattendedJob,
     assemble::parse_options,
+    sql::sql,
     workers::{COLUMNS, UNATTENDED, WorkerRow, read_capabilities, shown_jobs, worker_code, worker_state},
 };
 
 /// Returns the jobs in flight of a worker.
 pub fn in_flight_jobs(connection: &Connection, shared: &Shared, id: WorkerId) -> Result<Vec<ResumedJob>> {
     let mut jobs = Vec::new();
-    for claim in claims_of(connection, id)? {
+    for claim in claims_of(connection, id.0)? {
         for (job, retry_count) in &claim.jobs {
             if let Some(job) = in_flight_job(connection, shared, &claim, *job, *retry_count)? {
                 jobs.push(job);
@@ -89,12 +90,12 @@ pub struct Claim {
     pub jobs: Vec<(JobId, u32)>,
 }
 
-/// Returns the claims of a worker, oldest run first.
-pub fn claims_of(connection: &Connection, id: WorkerId) -> Result<Vec<Claim>> {
+/// Returns the claims of a worker or a node, oldest run first.
+pub fn claims_of(connection: &Connection, owner: Uuid) -> Result<Vec<Claim>> {
     let mut statement = connection.prepare_cached(
         "SELECT run, claimed_at, first_ready_at, ids, retries FROM claim WHERE owner = ? ORDER BY run",
     )?;
-    let rows = statement.query_map([id.0], |row| {
+    let rows = statement.query_map([owner], |row| {
         let (ids, retries): (Vec<u8>, Option<Vec<u8>>) = (row.get(3)?, row.get(4)?);
         Ok(Claim {
             run: row.get(0)?,
@@ -125,23 +126,42 @@ pub fn get(connection: &Connection, key: &str) -> Result<Option<WorkerView>> {
     let Some(row) = row else { return Ok(None) };
     let id = WorkerId(row.id);
     let mut view = row.view()?;
-    view.jobs = in_flight_ids(connection, id)?;
+    view.jobs = shown_jobs(in_flight_ids(connection, id.0)?.into_iter());
     view.history = history(connection, id)?;
     Ok(Some(view))
 }
 
-/// Returns the ids of the jobs in flight of a worker, as a view shows them.
-pub fn in_flight_ids(connection: &Connection, id: WorkerId) -> Result<Vec<String>> {
+/// Returns the jobs in the claims of a worker or a node whose run has not ended, oldest run first.
+fn in_flight_ids(connection: &Connection, owner: Uuid) -> Result<Vec<JobId>> {
+    let mut lane_of = connection.prepare_cached("SELECT lane FROM job WHERE id = ?")?;
     let mut jobs = Vec::new();
-    for claim in claims_of(connection, id)? {
+    for claim in claims_of(connection, owner)? {
         for (job, _) in claim.jobs {
-            let Some((lane, _)) = read::lane_and_options(connection, job)? else { continue };
+            let Some(lane) = lane_of.query_row([job.0], |row| row.get(0)).optional()? else { continue };
             if outcome_of_run(connection, lane, job, claim.run)?.is_none() {
                 jobs.push(job);
             }
         }
     }
-    Ok(shown_jobs(jobs.into_iter()))
+    Ok(jobs)
+}
+
+/// SQLite: reads the claims of one worker after another. There is no round trip to save, and `ids` is not an array that one
+/// statement could join.
+pub fn in_flight_counts(connection: &Connection, workers: &[WorkerId]) -> Result<HashMap<WorkerId, u64>> {
+    let mut owner_of = connection.prepare_cached(sql!(
+        "SELECT CASE kind WHEN {BUILT_IN_WORKER} THEN node ELSE id END FROM worker WHERE id = ? AND ended_at IS NULL"
+    ))?;
+    let mut counts = HashMap::new();
+    for id in workers {
+        let owner: Option<Option<Uuid>> = owner_of.query_row([id.0], |row| row.get(0)).optional()?;
+        let Some(owner) = owner.flatten() else { continue };
+        let jobs = in_flight_ids(connection, owner)?.len() as u64;
+        if jobs > 0 {
+            counts.insert(*id, jobs);
+        }
+    }
+    Ok(counts)
 }
 
 pub fn history(connection: &Connection, id: WorkerId) -> Result<Vec<WorkerChange>> {
@@ -218,5 +238,6 @@ pub fn worker_row(row: &Row) -> rusqlite::Result<WorkerRow> {
         completed: row.get(16)?,
         failed: row.get(17)?,
         breaker: row.get(18)?,
+        version: row.get(19)?,
     })
 }

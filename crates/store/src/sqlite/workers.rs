@@ -3,7 +3,7 @@
 //! A claim belongs to its worker while the row in `worker` is alive, whatever happens to the server it is connected to.
 //! Ending a registration releases its claims in the same transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 use faena_domain::{Run, Timestamp, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState, WorkerView};
@@ -15,7 +15,8 @@ use super::{
     Sqlite, audit, events,
     release::release_claims,
     worker_reads::{
-        claims_of, counts_by_state, get, in_flight_jobs, list, session, total, unattended_jobs, worker_capabilities,
+        claims_of, counts_by_state, get, in_flight_counts, in_flight_jobs, list, session, total, unattended_jobs,
+        worker_capabilities,
     },
     writer::Tx,
 };
@@ -24,8 +25,8 @@ use crate::{
     WorkerEntry, WorkerLost, WorkerStore, WorkerUpdate, WorkerUpdateResult,
     audit::{audit_entry, drain_action},
     workers::{
-        FORGET, HISTORY, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes, deadline_without_node,
-        kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
+        FORGET, HISTORY, LiveWorker, NO_HEARTBEAT, NodeExit, ROUND, RegistrationOwner, allowed, changes,
+        deadline_without_node, kind_code, names, path_when_connecting, worker_code, worker_kind, worker_state,
     },
 };
 
@@ -86,6 +87,10 @@ impl WorkerStore for Sqlite {
         self.read(move |connection, _| list(connection, &states, limit)).await
     }
 
+    async fn worker_in_flight_counts(&self, workers: Vec<WorkerId>) -> Result<HashMap<WorkerId, u64>> {
+        self.read(move |connection, _| in_flight_counts(connection, &workers)).await
+    }
+
     async fn worker_total(&self, states: Vec<WorkerState>) -> Result<u64> {
         self.read(move |connection, _| total(connection, &states)).await
     }
@@ -97,19 +102,6 @@ impl WorkerStore for Sqlite {
     async fn worker_capabilities(&self) -> Result<Vec<WorkerCapabilities>> {
         self.read(|connection, _| worker_capabilities(connection)).await
     }
-}
-
-/// A live registration with the columns that the store methods need.
-pub struct LiveWorker {
-    id: WorkerId,
-    key: String,
-    kind: WorkerKind,
-    transport: String,
-    node: Option<Uuid>,
-    session: i64,
-    state: WorkerState,
-    reason: Option<String>,
-    owner: RegistrationOwner,
 }
 
 /// Returns the live workers that match, at most [`ROUND`] of them.
@@ -150,8 +142,8 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
     tx.connection
         .prepare_cached(
             "INSERT INTO worker (id, key, name, kind, transport, node, session, state, capabilities, queues, concurrency, pool,
-                                 registered_at, connected_at, seen_at, deadline, api_key, token)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13, ?14, ?15)",
+                                 registered_at, connected_at, seen_at, deadline, api_key, token, version)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 1, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?12, ?13, ?14, ?15, ?16)",
         )?
         .execute((
             entry.id.0,
@@ -169,6 +161,7 @@ fn begin_registration(tx: &Tx, entry: &WorkerEntry, now: Timestamp) -> Result<Wo
             entry.deadline.map(Timestamp::as_ms),
             entry.api_key.map(|key| key.0),
             entry.token.0,
+            &entry.version,
         ))?;
     add_changes(tx, entry.id, &changes(path, None, now))?;
     Ok(WorkerAdmitted { id: entry.id, session: 1, was: None, jobs: Vec::new(), token: entry.token })
@@ -185,7 +178,8 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
         .prepare_cached(
             "UPDATE worker SET name = coalesce(?2, name), kind = ?3, transport = ?4, node = ?5, session = ?6, state = ?7,
                  reason = NULL, capabilities = ?8, queues = ?9, concurrency = ?10, pool = coalesce(?11, pool),
-                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13, api_key = ?14, token = ?15
+                 connected_at = ?12, seen_at = max(seen_at, ?12), deadline = ?13, api_key = ?14, token = ?15,
+                 version = ?16
              WHERE id = ?1",
         )?
         .execute((
@@ -204,6 +198,7 @@ fn resume(tx: &Tx, live: LiveWorker, entry: &WorkerEntry, now: Timestamp) -> Res
             entry.deadline.map(Timestamp::as_ms),
             entry.api_key.map(|key| key.0),
             token.0,
+            &entry.version,
         ))?;
     add_changes(tx, live.id, &changes(path, None, now))?;
     if live.node.is_some_and(|node| node != entry.node.0) {
@@ -295,7 +290,7 @@ pub fn end(tx: &Tx, id: WorkerId, session: i64, end: &WorkerEnd, now: Timestamp)
 /// Ends a registration and releases its claims.
 fn end_registration(tx: &Tx, live: &LiveWorker, end: &WorkerEnd, now: Timestamp) -> Result<RecoveryCounts> {
     close_registration(tx, live, &end.reason(), end.actor(), now)?;
-    let runs: Vec<Run> = claims_of(tx.connection, live.id)?.iter().map(|claim| claim.run).collect();
+    let runs: Vec<Run> = claims_of(tx.connection, live.id.0)?.iter().map(|claim| claim.run).collect();
     let text = end.text(&live.key);
     release_claims(tx, &runs, end.release_reason(live.id, live.state, &text), now)
 }

@@ -408,6 +408,8 @@ behaviours! {
         a_new_worker_passes_through_creating_and_connecting_to_ready,
         a_worker_whose_process_starts_becomes_ready_when_it_connects,
         a_worker_that_reconnects_keeps_its_jobs,
+        a_worker_that_resumes_shows_the_version_of_its_new_program,
+        jobs_in_flight_are_counted_per_worker,
         a_worker_that_moves_signals_its_old_node,
         twenty_concurrent_connections_under_one_key_are_one_worker,
         nothing_is_claimed_through_an_old_session,

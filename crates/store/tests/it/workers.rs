@@ -6,8 +6,8 @@ use faena_domain::{
     ApiKeyId, JobState, KeyHash, NewJob, NodeId, WorkerCapabilities, WorkerChange, WorkerId, WorkerKind, WorkerState,
 };
 use faena_store::{
-    CancelOutcome, ClaimRequest, Filter, Owner, RunEnd, Signal, StoreError, Tally, WorkerAdmitted, WorkerEntry,
-    WorkerUpdate,
+    CancelOutcome, ClaimRequest, Filter, Owner, RunEnd, Signal, StoreError, Tally, WorkerAdmitted, WorkerEnd,
+    WorkerEntry, WorkerUpdate,
 };
 
 use crate::support::*;
@@ -93,6 +93,42 @@ pub async fn a_worker_that_reconnects_keeps_its_jobs(fixture: &Fixture) {
     assert_eq!((view.state, view.transport.as_str(), view.concurrency), (WorkerState::Busy, "grpc", 3));
     assert!(fixture.send_update(fixture.worker_update(&reconnected, &[], 9)).await.drain, "it is still asked to drain");
     fixture.complete(&jobs[0], 10).await;
+}
+
+pub async fn a_worker_that_resumes_shows_the_version_of_its_new_program(fixture: &Fixture) {
+    let with = |version: Option<&str>| WorkerEntry { version: version.map(Into::into), ..fixture.worker("w") };
+    for (ms, version) in [Some("1.4.2"), Some("1.5.0-β+\"7\""), None].into_iter().enumerate() {
+        let admitted = fixture.admit(with(version), ms as i64).await;
+        assert_eq!(admitted.session, ms as i64 + 1, "one registration");
+        assert_eq!(fixture.worker_view("w").await.version.as_deref(), version);
+        let listed = fixture.store.worker_list(Vec::new(), 10).await.unwrap();
+        assert_eq!((listed.len(), listed[0].version.as_deref()), (1, version));
+    }
+    let starting = WorkerEntry { kind: WorkerKind::Pool, state: WorkerState::Creating, ..fixture.worker("process") };
+    fixture.admit(starting, 3).await;
+    assert_eq!(fixture.worker_view("process").await.version, None);
+    fixture.admit(WorkerEntry { version: Some("2".into()), ..fixture.worker("process") }, 4).await;
+    assert_eq!(fixture.worker_view("process").await.version.as_deref(), Some("2"), "it registers later");
+}
+
+pub async fn jobs_in_flight_are_counted_per_worker(fixture: &Fixture) {
+    let built_in = fixture.admit(named("built-in", fixture, WorkerKind::BuiltIn, fixture.node), 0).await;
+    let elsewhere = fixture.admit(named("elsewhere", fixture, WorkerKind::BuiltIn, NodeId::new()), 0).await;
+    let idle = fixture.admit(fixture.worker("idle"), 0).await;
+    let (busy, jobs) = fixture.worker_with_jobs("busy", 6, 0).await;
+    fixture.report_start(&jobs[0], 1).await;
+    fixture.complete(&jobs[1], 2).await;
+    fixture.retry_at(&jobs[2], 1_000, 2).await;
+    fixture.submit_all((0..2).map(|_| fixture.job("a", 3)).collect()).await;
+    fixture.claim_for(Owner::Node(fixture.node), fixture.lanes().await, 2, 3).await;
+    let all = [built_in.id, elsewhere.id, idle.id, busy.id, WorkerId::new()];
+    let count = async || fixture.store.worker_in_flight_counts(all.to_vec()).await.unwrap();
+
+    assert_eq!(count().await, [(built_in.id, 2), (busy.id, 4)].into(), "without those that have ended");
+    assert_eq!(fixture.store.worker_in_flight_counts(vec![idle.id]).await.unwrap(), [].into(), "only those asked for");
+    let left = WorkerEnd::Left { reason: "x".into() };
+    fixture.store.worker_end(busy.id, busy.session, left, fixture.at(4)).await.unwrap();
+    assert_eq!(count().await, [(built_in.id, 2)].into());
 }
 
 pub async fn a_worker_that_moves_signals_its_old_node(fixture: &Fixture) {

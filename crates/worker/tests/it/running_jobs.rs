@@ -31,7 +31,7 @@ async fn a_job_is_run_and_reported_under_its_run_number() {
     assert_eq!(registration["capabilities"], json!(["greet"]));
     assert_eq!((&registration["name"], &registration["queues"]), (&json!("greeter"), &json!(["mail"])));
     assert_eq!((&registration["concurrency"], &registration["inFlight"]), (&json!(2), &json!([])));
-    assert!(registration["reportsStarts"].is_null());
+    assert!(registration["reportsStarts"].is_null() && registration.get("version").is_none());
 
     let id = new_id();
     peer.assign_with(id, "greet", json!({"payload": {"name": "Ada"}, "run": 7})).await;
@@ -42,6 +42,16 @@ async fn a_job_is_run_and_reported_under_its_run_number() {
     worker.stop();
     peer.expect("drain").await;
     worker.leave(&mut peer).await;
+}
+
+#[tokio::test]
+async fn a_worker_says_its_version_each_time_it_registers() {
+    let server = FakeServer::new().await;
+    let _worker = server.start(greeter().version("1.4.2"));
+    let peer = server.accept_new().await;
+    assert_eq!(peer.registration["version"], "1.4.2");
+    drop(peer);
+    assert_eq!(server.accept_new().await.registration["version"], "1.4.2");
 }
 
 #[tokio::test]

@@ -73,7 +73,7 @@ pub fn attention(t: &Texts, formats: Formats, base: &str, data: &Data) -> Vec<At
         add(
             StateStyle::Problem,
             &format!("/workers/{}", worker.id),
-            format!("{} {}", t.breaker_open, t.quoted(&worker.name)),
+            format!("{} {}", t.breaker_open, t.quoted(worker.name.as_deref().unwrap_or(&worker.id))),
             Markup::default(),
         );
     }

@@ -78,8 +78,14 @@ fn complete(job_id: &str, run: Option<i64>, result: &str) -> Option<FromWorker> 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_does_not_begin_with_a_valid_register_message_ends_with_an_error() {
     let fixture = Fixture::start(&[]).await;
-    for first in [None, complete(&fixture.job.id, None, "1"), Some(register("bad", &[])), Some(register("", &["bad"]))]
-    {
+    let version = Register { capabilities: vec!["bad".into()], version: Some(String::new()), ..Register::default() };
+    for first in [
+        None,
+        complete(&fixture.job.id, None, "1"),
+        Some(register("bad", &[])),
+        Some(register("", &["bad"])),
+        Some(FromWorker::Register(version)),
+    ] {
         let mut stream = RawStream::open(&fixture.faena, first.clone()).await;
         assert_eq!(stream.receive().await.unwrap_err(), Code::InvalidArgument, "{first:?}");
     }

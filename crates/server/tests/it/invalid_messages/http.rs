@@ -32,6 +32,8 @@ async fn each_invalid_request_is_answered_with_its_status_and_code() {
         ("/register".into(), "{}", 400, "VALIDATION_ERROR"),
         ("/register".into(), r#"{"capabilities": ["bad"], "colour": "red"}"#, 400, "VALIDATION_ERROR"),
         ("/register".into(), r#"{"capabilities": ["bad"], "concurrency": 0}"#, 400, "VALIDATION_ERROR"),
+        ("/register".into(), r#"{"capabilities": ["bad"], "version": ""}"#, 400, "VALIDATION_ERROR"),
+        ("/register".into(), r#"{"capabilities": ["bad"], "version": "1\n2"}"#, 400, "VALIDATION_ERROR"),
         ("/unknown/claim".into(), "{}", 404, "NOT_FOUND"),
         ("/unknown/heartbeat".into(), "", 404, "NOT_FOUND"),
         ("/bad/claim".into(), r#"{"max": 0}"#, 400, "VALIDATION_ERROR"),

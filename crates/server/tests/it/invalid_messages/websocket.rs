@@ -29,6 +29,8 @@ async fn an_invalid_registration_is_rejected_and_the_worker_may_register_again()
         json!({"type": "register", "capabilities": ["mail"], "concurrency": -1}).to_string(),
         json!({"type": "register", "capabilities": ["mail"], "workerId": ""}).to_string(),
         json!({"type": "register", "capabilities": ["mail"], "workerId": "a\u{0}b"}).to_string(),
+        json!({"type": "register", "capabilities": ["mail"], "version": "a\u{7f}"}).to_string(),
+        json!({"type": "register", "capabilities": ["mail"], "version": "1".repeat(101)}).to_string(),
         json!({"type": "register", "capabilities": ["mail"], "colour": "red"}).to_string(),
     ] {
         let answer = socket.call(frame.clone()).await;

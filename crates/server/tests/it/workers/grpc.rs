@@ -63,6 +63,7 @@ fn message(frame: &Value) -> ConnectRequest {
             worker_id: text("workerId"),
             session_token: text("sessionToken"),
             name: text("name"),
+            version: text("version"),
             capabilities: list("capabilities"),
             queues: list("queues"),
             concurrency: number("concurrency"),

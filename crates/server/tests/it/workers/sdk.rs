@@ -112,6 +112,9 @@ impl TestWorker for SdkWorker {
         let events = HandlerEvents { jobs: job_sender, cancels: cancel_sender };
         let mut worker =
             Worker::new().url(&proxy.url).name(&options.id).concurrency(options.concurrency).queues(options.queues);
+        if let Some(version) = options.version {
+            worker = worker.version(version);
+        }
         for kind in options.capabilities {
             let events = events.clone();
             worker = worker.handle(kind, move |context, payload: Value| handler(events.clone(), context, payload));

@@ -15,6 +15,7 @@ impl Fixture {
             id: WorkerId::new(),
             key: key.into(),
             name: None,
+            version: None,
             kind: WorkerKind::Remote,
             transport: "websocket".into(),
             node: self.node,
