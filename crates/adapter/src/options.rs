@@ -48,15 +48,15 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 /// Parses a number of bytes: `500`, `64KiB`, `10MiB`, `2GiB`.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let unit = match text[digits..].trim() {
+    let unit_start = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit = match text[unit_start..].trim() {
         "" | "B" => 1,
         "KiB" | "k" => 1 << 10,
         "MiB" | "M" => 1 << 20,
         "GiB" | "G" => 1_u64 << 30,
         _ => return Err("must be a size like 500, 64KiB, 10MiB or 2GiB".into()),
     };
-    let number = text[..digits].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    let number = text[..unit_start].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
     number.filter(|number| *number > 0).ok_or_else(|| "must be a size like 500, 64KiB, 10MiB or 2GiB".into())
 }
 

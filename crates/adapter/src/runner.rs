@@ -110,7 +110,7 @@ impl<S: Service> Runner<S> {
         self.stop.cancel();
         self.tracker.close();
         if tokio::time::timeout(STOP_LIMIT, self.tracker.wait()).await.is_err() {
-            tracing::warn!("stopped before all work ended, unfinished work starts again with the program");
+            tracing::warn!("stopped before all work ended, unfinished work restarts at the next start");
         }
         self.transport.close().await;
     }
@@ -134,7 +134,7 @@ impl<S: Service> Runner<S> {
         let Some(state) = self.running.lock().get(&message.task).map(|running| running.progress.state()) else {
             return false;
         };
-        // A service that cannot send 32 answers has no connection; its next heartbeat will do.
+        // If so many answers are still being sent, the connection is down; the next heartbeat contains the state too.
         if let Ok(permit) = self.answers.clone().try_acquire_owned() {
             let event = Outgoing::heartbeat(&message.task, state, Some(&message.trace));
             let runner = self.clone();
@@ -310,7 +310,7 @@ impl<S: Service> Runner<S> {
         }
     }
 
-    /// Does the work, with several attempts. Returns its result, which may be that it failed, or `None` if it was cancelled.
+    /// Does the work, retrying failed attempts. Returns its result or final failure, or `None` if it was cancelled.
     async fn attempt(&self, record: &mut Record, cancel: &CancellationToken, progress: &Progress) -> Option<Outgoing> {
         let (task, id) = (record.item.task.clone(), record.item.id.clone());
         let mut backoff = Backoff::new();
@@ -336,7 +336,7 @@ impl<S: Service> Runner<S> {
         None
     }
 
-    /// Sends a result until it arrives. Returns `false` if the task no longer needs it.
+    /// Sends a result until it is delivered. Returns `false` if the work was cancelled or the program is stopping.
     async fn deliver(&self, event: &Outgoing, cancel: &CancellationToken) -> bool {
         let mut backoff = Backoff::new();
         loop {

@@ -86,7 +86,7 @@ impl RedisSink {
         Ok(())
     }
 
-    /// Records the outcome of every reply, including those after a reply that makes the whole server unusable.
+    /// Records the outcome of every reply, including those after a reply that shows that the server cannot be used.
     fn record_replies(
         &self,
         indexes: &[usize],

@@ -1,8 +1,8 @@
 //! Details that the server writes into logs of jobs and into traces.
 //!
-//! Logs store details as English text, because workers write them too. This module writes the details of the server
-//! that have a fixed form and reads them back, so that a page can show them in another language. A test reads every
-//! form that it writes.
+//! Logs store details as English text, because workers write details too. This module writes the details of the server
+//! that have a fixed form and parses them again, so that the dashboard can show them in another language. A test parses
+//! every kind of details.
 
 use std::fmt;
 

@@ -76,7 +76,7 @@ impl WorkerState {
         self == WorkerState::Terminated
     }
 
-    /// Returns whether the worker can run jobs.
+    /// Returns whether the worker may receive jobs. A draining worker only finishes those it has.
     pub fn is_operational(self) -> bool {
         matches!(self, WorkerState::Ready | WorkerState::Busy)
     }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ready_and_busy_workers_run_jobs() {
+    fn only_ready_and_busy_workers_are_operational() {
         let operational: Vec<_> = WorkerState::ALL.into_iter().filter(|s| s.is_operational()).collect();
         assert_eq!(operational, [WorkerState::Ready, WorkerState::Busy]);
     }

@@ -1,15 +1,15 @@
-//! Connects only to addresses that Faena may call on behalf of a job.
+//! Restricts outgoing HTTP calls to the addresses that Faena may call.
 //!
-//! `faena_domain::AddressRule` decides. The rule applies to the address of the connection itself: `GuardedResolver` resolves a
-//! host name once and passes on only the addresses that the rule permits, so a name cannot resolve to another address
-//! between the check and the connection.
+//! `faena_domain::AddressRule` decides. The rule applies to the address of the connection itself: `GuardedResolver`
+//! resolves a host name once and returns only the addresses that the rule permits, so a name cannot resolve to another
+//! address between the check and the connection.
 
 use std::{error::Error, net::SocketAddr};
 
 use faena_domain::{AddressError, AddressRule, error_chain, outage};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// Resolver that passes on only the addresses that the rule permits.
+/// DNS resolver that returns only the addresses that the rule permits.
 pub struct GuardedResolver(pub AddressRule);
 
 impl Resolve for GuardedResolver {

@@ -17,8 +17,8 @@ const MAX_STEP: usize = 50;
 const MAX_FOUND: usize = 1_000;
 /// An action without a rate is run by the caller that requested it. If that caller dies, a loop continues after this time.
 const LEASE: Duration = Duration::from_secs(5);
-/// Steps per round of an action without a rate.
-const STEPS: usize = 100;
+/// Searches per round of an action without a rate. Each is followed by several steps.
+const MAX_SEARCHES: usize = 100;
 
 pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreError> {
     let Some(bulk) = store.bulk_due().await? else { return Ok(Round::default()) };
@@ -26,14 +26,14 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
         return Ok(Round::idle_until(Some(next_at)));
     }
     let (id, before) = (bulk.id, bulk.done + bulk.skipped);
-    let steps = if bulk.per_second.is_some() { 1 } else { STEPS };
+    let searches = if bulk.per_second.is_some() { 1 } else { MAX_SEARCHES };
     let mut next = Some(bulk);
     let mut after = before;
-    for _ in 0..steps {
+    for _ in 0..searches {
         let Some(bulk) = next.filter(|bulk| bulk.finished_at.is_none()) else { break };
-        match step(store, bulk, now).await {
+        match search_and_step(store, bulk, now).await {
             Ok(()) => {}
-            // It would fail again and delay all actions that are due after it.
+            // The action would fail again and delay all actions that are due after it.
             Err(error @ (StoreError::Internal { .. } | StoreError::Invalid(_))) => {
                 tracing::error!(bulk = %id, %error, "bulk action stopped by an error");
                 store.bulk_stop(id, &format!("faena: {error}"), now).await?;
@@ -47,8 +47,8 @@ pub async fn run_once(store: &dyn Store, now: Timestamp) -> Result<Round, StoreE
     Ok(Round { handled: usize::try_from(handled).unwrap_or(usize::MAX), more: true, next_at: None })
 }
 
-/// Acts on the next jobs, a few per transaction. If another node has done so already, nothing happens.
-async fn step(store: &dyn Store, mut bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
+/// Searches for the next jobs or tasks and acts on them, a few per step. Stops if another node has made a step.
+async fn search_and_step(store: &dyn Store, mut bulk: Bulk, now: Timestamp) -> Result<(), StoreError> {
     let per_second = bulk.per_second.map(|n| n as usize);
     let size = per_second.map_or(MAX_STEP, |n| (n / 10).clamp(1, MAX_STEP));
     let (ids, next) = find(store, &bulk, if per_second.is_some() { size } else { MAX_FOUND }).await?;
@@ -109,7 +109,7 @@ impl Engine {
             if bulk.finished_at.is_some() || Timestamp::now() > until {
                 return Ok(bulk);
             }
-            step(&*self.store, bulk, Timestamp::now()).await?;
+            search_and_step(&*self.store, bulk, Timestamp::now()).await?;
         }
     }
 

@@ -63,7 +63,7 @@ pub struct EngineConfig {
     pub outbox: OutboxConfig,
     /// Outboxes of applications to relay.
     pub sources: Vec<SourceConfig>,
-    /// Queues of brokers whose messages become jobs.
+    /// Queues of brokers whose messages become jobs, or events of tasks.
     pub inboxes: Vec<InboxConfig>,
     /// Where to send spans. `None`: no spans are created.
     pub traces: Option<TraceConfig>,

@@ -47,7 +47,8 @@ pub struct Driver {
     pub health: LoopHealth,
 }
 
-const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+/// Shortest delay, for loops with a shorter period. The delay after the first failure is twice as long.
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 impl Driver {
@@ -102,11 +103,11 @@ impl Driver {
     }
 }
 
-/// Returns the delay after a failure. It never exceeds the period, because a node that renews its lease later than that
-/// after an outage would be declared dead.
+/// Returns the delay after a failure. It does not exceed the period, unless that is shorter than `MIN_BACKOFF`: a node
+/// that renews its lease later than that after an outage would be declared dead.
 fn backoff(failures: u32, period: Duration) -> Duration {
-    let delay = FIRST_BACKOFF.saturating_mul(2u32.saturating_pow(failures.min(10)));
-    delay.min(MAX_BACKOFF).min(period.max(FIRST_BACKOFF))
+    let delay = MIN_BACKOFF.saturating_mul(2u32.saturating_pow(failures.min(10)));
+    delay.min(MAX_BACKOFF).min(period.max(MIN_BACKOFF))
 }
 
 fn record_success(health: &LoopHealth, name: &str, round: Round, failures: u32) {
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_backoff_doubles_up_to_five_seconds_and_never_exceeds_the_period() {
+    fn the_backoff_doubles_up_to_five_seconds_or_the_period() {
         let delays = |period| (1..=8).map(|failures| backoff(failures, period).as_millis()).collect::<Vec<_>>();
         assert_eq!(delays(Duration::from_secs(60)), [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]);
         assert_eq!(delays(Duration::from_millis(333)), [100, 200, 333, 333, 333, 333, 333, 333]);

@@ -1,8 +1,9 @@
 //! Streams events to subscribers: everything that happens, on all nodes, in the order of commits.
 //!
-//! While there are subscribers, a stored subscription makes the store keep events, and one reader per process follows them
-//! and passes them to all. No subscriber delays another: each has its own position, and one that falls behind reads from the
-//! store by itself. A subscriber receives a gap for events that were deleted before it could read them.
+//! While there are subscribers, a stored subscription makes the store keep events, and one reader per process reads
+//! them and passes them to all subscribers. No subscriber delays another: each has its own position, and a subscriber
+//! that falls behind reads from the store itself. A subscriber receives a gap for events that were
+//! deleted before it could read them.
 //!
 //! Safe to run on all nodes concurrently: it only reads.
 

@@ -130,7 +130,7 @@ impl InFlightJob {
     }
 
     pub fn start(&self, now: Timestamp) {
-        // The clocks of two nodes differ by some milliseconds, and a log must not go back.
+        // The clocks of two nodes differ by some milliseconds, and the times in a log must not go backwards.
         let at = now.max(self.claimed_at);
         self.started_at.store(at.as_ms().max(1), Ordering::Release);
     }

@@ -78,7 +78,7 @@ impl InboxBroker {
 const WAIT: Duration = Duration::from_secs(15);
 /// Longest delay while the broker is down.
 const MAX_BROKER_BACKOFF: Duration = Duration::from_secs(60);
-/// Longest delay while the job database is down. Shorter, because messages wait here.
+/// Longest delay while the job database or a machine is not available. Shorter, because messages wait here.
 const MAX_STORE_BACKOFF: Duration = Duration::from_secs(5);
 const BATCH: usize = 100;
 const CONCURRENT_SUBMITS: usize = 8;
@@ -96,7 +96,7 @@ pub struct Inbox {
     pub duplicates: AtomicU64,
     /// Messages that this node rejected.
     pub rejected: AtomicU64,
-    /// Messages that wait for the job database.
+    /// Messages that wait for the job database or for a machine.
     pub waiting: AtomicU64,
     config: InboxConfig,
     parser: JobParser,
@@ -107,7 +107,7 @@ pub struct Inbox {
 
 struct State {
     consumer: Box<dyn Consumer>,
-    /// Messages that the job database has not accepted yet.
+    /// Messages that were received and are not processed yet.
     waiting: Vec<Delivery>,
     outage: Outage,
 }
@@ -318,7 +318,7 @@ enum DeliveryOutcome {
     Done,
     /// The broker could not be reached; it delivers the message again.
     NotAcknowledged(String),
-    /// It waits here for something that is down.
+    /// The message is kept here until the job database, or a missing machine, is available.
     Deferred(Box<Delivery>, Stopped),
 }
 

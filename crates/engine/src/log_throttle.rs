@@ -1,5 +1,5 @@
-//! Keeps the log readable when many jobs fail for the same cause: the first events of a period are logged one by one, the
-//! rest are counted and logged together.
+//! Keeps the log readable when many jobs or webhooks fail: the first events of a period are logged one by one, the rest
+//! are counted and logged together.
 
 use faena_domain::Timestamp;
 use parking_lot::Mutex;

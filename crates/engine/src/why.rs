@@ -1,8 +1,8 @@
 //! Explains the state of a job: what it waits for, which worker has it, how it ended.
 //!
-//! The explanation comes from the store, so any node can give it. The one exception is the state of a worker's breaker,
-//! which only the node that the worker is connected to knows in detail. All reasons are listed, not only the first: a
-//! person who removes one should know which comes next.
+//! The explanation comes from the store, so any node can give it. Only a few details depend on the node that answers:
+//! the breaker and the free slots of the workers that are connected to it, and its connection to Redis. All reasons are
+//! listed, not only the first: a person who removes one should know which comes next.
 
 use faena_domain::{
     ErrorReason, Explanation, JobId, JobState, JobView, Limit, Reason, Scope, Timestamp, WorkerCapabilities,

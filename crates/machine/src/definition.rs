@@ -124,8 +124,9 @@ pub struct State {
     pub poll: Option<Poll>,
     pub approval: Option<ApprovalRule>,
     pub timers: Vec<TimerRule>,
-    /// Policy for every event that this state does not handle, or for some.
+    /// Policy for every event that this state does not handle.
     pub unexpected: Option<Unexpected>,
+    /// Policies for single events, which take precedence.
     pub unexpected_events: BTreeMap<String, Unexpected>,
 }
 

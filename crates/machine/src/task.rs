@@ -1,4 +1,4 @@
-//! A task: one run of a machine, with everything that the next step needs to know.
+//! A task: one execution of a machine, with everything that the next step needs to know.
 
 use std::collections::BTreeMap;
 
@@ -217,7 +217,7 @@ impl From<&str> for Caller {
     }
 }
 
-/// A line of a task's history.
+/// A record of a task's history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
@@ -335,7 +335,7 @@ impl Task {
         self.active.iter().any(|active| active.state == state && active.epoch == epoch)
     }
 
-    /// Returns a new task before its first state.
+    /// Creates a task that has not entered a state yet.
     pub(crate) fn new(id: String, creator: &Caller, data: Value, definition: &Definition, now: Timestamp) -> Task {
         let lifetime =
             Timer { kind: TimerKind::Lifetime, state: String::new(), due: now.plus_ms(definition.limits.lifetime_ms) };

@@ -11,7 +11,7 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use crate::{
     QueueError, RedisAddress,
     connection::{Connection, connect},
-    scripts::MoveScript,
+    scripts::LuaScript,
 };
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -39,7 +39,7 @@ struct State {
 /// A command, or a script with its keys and arguments.
 pub enum Command {
     Plain(Cmd),
-    Script { script: &'static MoveScript, keys: Vec<String>, arguments: Vec<String> },
+    Script { script: &'static LuaScript, keys: Vec<String>, arguments: Vec<String> },
 }
 
 impl Command {

@@ -35,8 +35,8 @@ impl Keys {
         format!("{}:{name}", self.prefix)
     }
 
-    /// Returns the key of the format of the data, and of when it was filled from the database. If this key is absent,
-    /// the data was lost.
+    /// Returns the key that contains the format of the data and the time at which the queue was filled from the
+    /// database. If this key is absent, the data was lost.
     pub fn meta(&self) -> String {
         self.of("faena")
     }

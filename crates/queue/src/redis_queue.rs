@@ -19,7 +19,7 @@ use crate::{
     client::{Client, Command},
     connection::Connection,
     keys::Keys,
-    scripts::{self, MoveScript},
+    scripts::{self, LuaScript},
 };
 
 /// Version of the keys and of their content.
@@ -386,7 +386,7 @@ pub(crate) fn plain(name: &str, key: &str) -> Command {
     Command::Plain(redis::cmd(name).arg(key).clone())
 }
 
-fn script(script: &'static MoveScript, connection: &Connection, lanes: &[i32], arguments: Vec<String>) -> Command {
+fn script(script: &'static LuaScript, connection: &Connection, lanes: &[i32], arguments: Vec<String>) -> Command {
     let mut keys = connection.keys.script_keys();
     keys.extend(lanes.iter().map(|lane| connection.keys.lane(*lane)));
     Command::Script { script, keys, arguments }
@@ -429,7 +429,7 @@ fn command(connection: &Connection, moves: &[Move], placement: Placement) -> Com
             Move::Remove { id, .. } => arguments.push(id.to_string()),
         }
     }
-    let move_script: &'static MoveScript = match moves.first() {
+    let move_script: &'static LuaScript = match moves.first() {
         Some(Move::Put(_)) => &scripts::PUT,
         Some(Move::Delay(_)) => &scripts::DELAY,
         Some(Move::Grant(_)) => &scripts::GRANT,

@@ -6,8 +6,8 @@ use redis::Script;
 
 macro_rules! script {
     ($name:ident, $file:literal) => {
-        pub static $name: LazyLock<MoveScript> =
-            LazyLock::new(|| MoveScript::new(include_str!(concat!("scripts/", $file))));
+        pub static $name: LazyLock<LuaScript> =
+            LazyLock::new(|| LuaScript::new(include_str!(concat!("scripts/", $file))));
     };
 }
 
@@ -22,13 +22,13 @@ script!(STATS, "stats.lua");
 script!(WORKERS, "workers.lua");
 
 /// A script with the hash by which Redis knows it.
-pub struct MoveScript {
+pub struct LuaScript {
     pub code: &'static str,
     pub hash: String,
 }
 
-impl MoveScript {
-    fn new(code: &'static str) -> MoveScript {
-        MoveScript { code, hash: Script::new(code).get_hash().to_owned() }
+impl LuaScript {
+    fn new(code: &'static str) -> LuaScript {
+        LuaScript { code, hash: Script::new(code).get_hash().to_owned() }
     }
 }

@@ -524,7 +524,7 @@ CREATE TABLE faena.task_usage (
 );
 
 -- API keys. lookup: the public part of the key's text. scopes: names, separated by spaces. queues: JSON, absent: all queues.
--- groups: JSON, the groups that may decide about approvals of tasks.
+-- groups: JSON, the groups that the key belongs to, for approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
 CREATE TABLE faena.api_key (
     id                   uuid PRIMARY KEY,

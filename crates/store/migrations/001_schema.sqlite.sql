@@ -474,7 +474,7 @@ CREATE TABLE task_usage (
 ) WITHOUT ROWID;
 
 -- API keys. lookup: the public part of the key's text. scopes: names, separated by spaces. queues: JSON, absent: all queues.
--- groups: JSON, the groups that may decide about approvals of tasks.
+-- groups: JSON, the groups that the key belongs to, for approvals of tasks.
 -- hash: SHA-256 of the key's text. previous_hash: of the text before the last rotation, accepted until previous_valid_until.
 CREATE TABLE api_key (
     id                   BLOB PRIMARY KEY,

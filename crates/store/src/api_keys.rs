@@ -106,8 +106,8 @@ pub const COLUMNS: &str = "id, lookup, name, scopes, queues, groups, without_pay
 
 impl ApiKeyRow {
     pub fn stored(self) -> Result<StoredApiKey> {
-        let broken = |what: &'static str| StoreError::Internal(what.into());
-        let hash = |bytes: Vec<u8>| bytes.try_into().map(KeyHash).map_err(|_| broken("hash of an API key"));
+        let unreadable = |part: &str| StoreError::Internal(format!("the {part} of an API key cannot be read").into());
+        let hash = |bytes: Vec<u8>| bytes.try_into().map(KeyHash).map_err(|_| unreadable("hash"));
         let time = |ms: Option<i64>| ms.map(Timestamp::from_ms);
         let queues = self.queues.map(|text| serde_json::from_str(&text)).transpose();
         let groups = serde_json::from_str(&self.groups);
@@ -119,8 +119,8 @@ impl ApiKeyRow {
                 lookup: self.lookup,
                 name: self.name,
                 scopes: self.scopes.split(' ').filter_map(KeyScope::parse).collect(),
-                queues: queues.map_err(|_| broken("queues of an API key"))?,
-                groups: groups.map_err(|_| broken("groups of an API key"))?,
+                queues: queues.map_err(|_| unreadable("queues"))?,
+                groups: groups.map_err(|_| unreadable("groups"))?,
                 without_payloads: self.without_payloads,
                 created_at: Timestamp::from_ms(self.created_at),
                 created_by: self.created_by,

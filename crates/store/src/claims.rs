@@ -76,7 +76,7 @@ impl Owner {
 pub struct ClaimResult {
     /// In the order in which they run.
     pub jobs: Vec<ClaimedJob>,
-    /// The request was rejected: the worker has ended or reconnected.
+    /// The request was rejected: the worker has ended or reconnected, or the database was not available (PostgreSQL).
     pub rejected: bool,
     /// Lanes in which a limit or a pause delays jobs.
     pub limited: Vec<Limited>,

@@ -9,7 +9,8 @@ use crate::postgres::connect::{PREPARED_STATEMENTS_LOST, is_lost_statement};
 
 #[derive(thiserror::Error, Debug)]
 pub enum StoreError {
-    /// The database does not respond or cannot write. Nothing was changed; the same call may succeed later.
+    /// The database does not respond or cannot write. The same call may succeed later. The change may have been
+    /// stored if the connection was lost during the commit, or if the caller stopped waiting.
     #[error("the database is not available: {0}")]
     Unavailable(#[source] Cause),
     /// The operator must change something before Faena can start.
@@ -29,7 +30,7 @@ pub enum StoreError {
     },
     #[error("the request is not valid")]
     Invalid(Vec<FieldError>),
-    /// Two transactions blocked each other; the same call succeeds when it is repeated.
+    /// A concurrent transaction was in conflict with this one. The same call can succeed when it is repeated.
     #[error("the database is busy: {0}")]
     Contended(#[source] Cause),
     /// A bug in Faena, or damaged data.

@@ -21,7 +21,8 @@ pub trait EventStore: Send + Sync + 'static {
     /// Returns whether a subscription exists, as far as this process knows.
     fn has_event_subscriptions(&self) -> bool;
 
-    /// Deletes expired subscriptions, and up to `limit` events older than `before` that no sink still has to publish.
+    /// Deletes expired subscriptions, up to `limit` events older than `before` that no sink still has to publish, and
+    /// ids of inbox messages that are too old.
     ///
     /// Returns the number of deleted events.
     async fn event_prune(&self, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize>;

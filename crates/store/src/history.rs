@@ -186,7 +186,7 @@ pub type Marks = HashMap<(LaneId, i16), i64>;
 /// What a recording writes.
 #[derive(Default)]
 pub struct Recording {
-    /// Numbers to add, by queue, measure and bucket. None is 0.
+    /// Numbers to add, by queue, measure and bucket. No number is 0.
     pub add: BTreeMap<(String, i16, i16), i64>,
     /// New marks, by lane and measure.
     pub marks: Vec<(LaneId, i16, i64)>,
@@ -224,7 +224,7 @@ impl Recording {
         recording
     }
 
-    /// Returns the rows of one period to add to.
+    /// Returns the numbers to add to the rows of one period.
     pub fn rows(&self, period: HistoryPeriod) -> impl Iterator<Item = (&str, i16, i16, i64)> {
         let rows = self.add.iter().filter(move |((_, measure, _), _)| period.includes(*measure));
         rows.map(|((queue, measure, bucket), n)| (queue.as_str(), *measure, *bucket, *n))
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_changes_its_priority_is_created_once() {
+    fn a_job_that_changes_its_priority_is_counted_as_created_once() {
         let lanes = [lane(1, "a"), lane(2, "a")];
         let mut counts = Counts::default();
         counts.by_lane.insert((1, Tally::Queued), 1);

@@ -125,7 +125,7 @@ impl StaleRow {
     }
 }
 
-/// A position in the log of a job: this many entries of this time were read, and all before it.
+/// A position in the log of a job: all entries before `at` were read, and `read` entries with the time `at`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogCursor {
     pub at: Timestamp,

@@ -50,7 +50,8 @@ pub trait JobStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<usize>;
 
-    /// Deletes up to `limit` finished jobs that are older than their retention, and old entries of the audit log.
+    /// Deletes up to `limit` finished jobs that are older than their retention. Also deletes old webhooks, ticks,
+    /// cancel requests, bulk actions and entries of the audit log.
     ///
     /// PostgreSQL: also creates the partitions of the coming days and drops empty ones.
     async fn job_prune(&self, retention: &Retention, limit: usize, now: Timestamp) -> Result<usize>;

@@ -31,10 +31,11 @@ pub trait LaneStore: Send + Sync + 'static {
 
     /// Deletes up to `limit` lanes without jobs, and returns how many.
     ///
-    /// A submission that uses the id of a reclaimed lane, because its node does not know that yet, creates the lane again. What was counted
-    /// in the lane is added to another lane of its queue.
+    /// A submission that uses the id of a reclaimed lane, because its node does not know yet that the lane was
+    /// reclaimed, creates the lane again. The totals of the lane are added to another lane of its queue.
     ///
-    /// PostgreSQL: takes three calls. The first retires the lane, the others wait until every transaction that may still use it has ended.
+    /// PostgreSQL: takes three calls. The first retires the lane, the others wait until every transaction that may
+    /// still use it has ended.
     async fn lane_reclaim(&self, limit: usize) -> Result<usize>;
 }
 
@@ -154,7 +155,8 @@ impl LaneCache {
         }
     }
 
-    /// Replaces the cache. Lanes in `retired` keep their id, but not their name: a submission to them asks the database.
+    /// Replaces the cache. Lanes in `retired` are known by id but not by name, so a submission asks the database for
+    /// them.
     pub fn replace(&self, lanes: Vec<Lane>, retired: &[LaneId]) {
         let fresh = LaneCache::default();
         fresh.insert(lanes);

@@ -19,7 +19,7 @@ use crate::{
 pub const COUNT_LIMIT: usize = 10_000;
 
 pub enum Source {
-    /// The newest few of each lane and table.
+    /// The newest few jobs of each lane and table.
     Lanes(Vec<LaneId>),
     Label {
         kind: LabelKind,
@@ -28,7 +28,8 @@ pub enum Source {
     Correlation(String),
     /// The newest (or oldest) failed jobs of each lane, searched by error and reason.
     DeadLetterMatches(Vec<LaneId>),
-    /// The newest (or oldest) jobs of these lanes, and those that have this name of their own, compared one by one.
+    /// The newest (or oldest) jobs of these lanes, and the jobs that were submitted with this name, compared one by
+    /// one.
     Scan {
         lanes: Vec<LaneId>,
         name: Option<String>,
@@ -367,7 +368,7 @@ impl ListQuery {
         Window { ids, end }
     }
 
-    /// Sorts the ids and leaves out those after the point where a search among them ended, because others may be missing there.
+    /// Sorts the ids and leaves out those after the point where a search ended, because matches may be missing there.
     pub fn certain(&self, mut ids: Vec<JobId>, end: Option<JobId>) -> Vec<JobId> {
         ids.retain(|id| match (end, self.order) {
             (None, _) => true,
@@ -391,7 +392,7 @@ impl ListQuery {
     }
 
     /// Joins the searches of all lanes. Leaves out ids after the point where the first search stopped early, because
-    /// others may be missing there.
+    /// matches may be missing there.
     pub fn dead_letters(&self, scans: Vec<LaneSearch>, per_lane: usize) -> Window {
         let stopped = scans.iter().filter(|scan| scan.seen == per_lane).filter_map(|scan| scan.last);
         let end = match self.order {
@@ -452,8 +453,8 @@ impl ListQuery {
     /// Returns whether a job matches the whole filter.
     pub fn matches(&self, job: &Candidate) -> bool {
         let Filter { tag, schedule_id, correlation_id, q, name, .. } = &self.filter;
-        let own = job.id.to_string();
-        let correlation = job.correlation.unwrap_or(&own);
+        let id = job.id.to_string();
+        let correlation = job.correlation.unwrap_or(&id);
         let options = job.options;
         let is = |value: &Option<String>, text: &str| value.as_deref() == Some(text);
         self.includes(job.state)
@@ -467,7 +468,7 @@ impl ListQuery {
             })
             && q.as_ref().is_none_or(|text| {
                 self.found.contains(&job.lane)
-                    || own == *text
+                    || id == *text
                     || correlation == text
                     || is(&options.unique_key, text)
                     || is(&options.idempotency_key, text)
@@ -486,7 +487,7 @@ impl ListQuery {
         self.filter.q.as_ref().is_some_and(|text| contains(name, &text.to_lowercase()))
     }
 
-    /// Returns whether the lanes of the search contain this job anyway.
+    /// Returns whether all jobs of this lane match the search text.
     pub fn is_in_lanes(&self, lane: LaneId) -> bool {
         self.found.contains(&lane)
     }

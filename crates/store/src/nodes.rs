@@ -141,9 +141,9 @@ pub struct NodeInfo {
 pub struct RecoveryCounts {
     /// Dead nodes that were removed; with SQLite 1 if any claim was released.
     pub nodes: usize,
-    /// Jobs that had started; they use an attempt.
+    /// Jobs that use an attempt, because they had started or their worker was lost.
     pub orphaned: usize,
-    /// Jobs that had not started, as far as is known; they are ready again.
+    /// Jobs that are ready again without using an attempt.
     pub returned: usize,
 }
 

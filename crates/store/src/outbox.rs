@@ -252,8 +252,8 @@ pub struct PartitionLeases {
 }
 
 impl PartitionLeases {
-    /// Returns the leases that must change so that the requesting node has its share and keeps it. `None` if nothing must
-    /// be written, not even the request.
+    /// Returns the leases that must change so that the requesting node has its share and keeps it. `None` if nothing
+    /// must be written, not even that this node still requests events.
     pub fn rebalance(&self, request: &OutboxTakeRequest, now: Timestamp) -> Option<Vec<Lease>> {
         let until = now.plus_ms(request.lease_ms);
         let needs_renewal = |end: Timestamp| end.ms_since(now) < request.lease_ms / 2;

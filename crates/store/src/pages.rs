@@ -142,7 +142,7 @@ pub fn page_start(page: Page) -> Result<(usize, Option<Cursor>)> {
     match page.start {
         Start::Offset(offset) if offset.saturating_add(page.limit) > COUNT_LIMIT => invalid(
             "page",
-            format!("pages end at job {COUNT_LIMIT}; continue with cursor, the nextCursor of the last page"),
+            format!("pages end at job {COUNT_LIMIT}; to read on, pass the nextCursor of the last page as cursor"),
         ),
         Start::Offset(offset) => Ok((offset, None)),
         Start::After(Some(cursor)) if cursor.by != page.sort.by => {
@@ -163,7 +163,8 @@ pub struct Listed {
 /// A page of a list by priority: one search per priority, until the page is full.
 pub struct PriorityPage {
     filter: Filter,
-    open: std::vec::IntoIter<Priority>,
+    /// Priorities that are not searched yet.
+    remaining: std::vec::IntoIter<Priority>,
     after: Option<Cursor>,
     offset: usize,
     limit: usize,
@@ -179,19 +180,19 @@ impl PriorityPage {
     pub fn new(filter: &Filter, page: Page) -> Result<PriorityPage> {
         let (offset, after) = page_start(page)?;
         let reached = after.and_then(|cursor| Priority::from_rank(i16::try_from(cursor.key).ok()?));
-        let mut open = Priority::ALL.to_vec();
-        open.retain(|priority| filter.priorities.is_empty() || filter.priorities.contains(priority));
-        open.retain(|priority| match (reached, page.sort.order) {
+        let mut remaining = Priority::ALL.to_vec();
+        remaining.retain(|priority| filter.priorities.is_empty() || filter.priorities.contains(priority));
+        remaining.retain(|priority| match (reached, page.sort.order) {
             (None, _) => true,
             (Some(reached), Order::Desc) => *priority <= reached,
             (Some(reached), Order::Asc) => *priority >= reached,
         });
         if page.sort.order == Order::Desc {
-            open.reverse();
+            remaining.reverse();
         }
         Ok(PriorityPage {
             filter: filter.clone(),
-            open: open.into_iter(),
+            remaining: remaining.into_iter(),
             after,
             offset,
             limit: page.limit,
@@ -209,7 +210,7 @@ impl PriorityPage {
         if self.wanted == 0 {
             return None;
         }
-        self.current = self.open.next()?;
+        self.current = self.remaining.next()?;
         let after = self.after.filter(|cursor| cursor.key == i64::from(self.current.rank()));
         let after = after.map(|cursor| cursor.id);
         let span = Span { after, up_to: None, offset: 0, limit: self.wanted, order: self.order };

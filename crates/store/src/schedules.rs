@@ -107,7 +107,7 @@ pub fn stored_spec(spec: &ScheduleSpec) -> String {
 
 /// Returns a pattern that matches `part` anywhere.
 ///
-/// Removes zero bytes: SQLite would stop reading there, and PostgreSQL rejects them. No name contains one.
+/// Replaces zero bytes: SQLite would stop reading there, and PostgreSQL rejects them. No name contains one.
 pub fn like(part: &str) -> String {
     let escaped = part.replace('\0', "\u{fffd}").replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
     format!("%{escaped}%")
@@ -116,7 +116,7 @@ pub fn like(part: &str) -> String {
 /// Schedules whose jobs cannot be stored, with the reason.
 pub type RejectedSchedules = HashMap<ScheduleId, String>;
 
-/// Returns why jobs of this type are rejected. Any other error fails the whole round.
+/// Returns why the jobs of a schedule are rejected. Any other error fails the whole round.
 pub fn rejection(error: StoreError) -> Result<String> {
     match error {
         StoreError::Invalid(errors) => Ok(describe(&errors)),
@@ -182,11 +182,11 @@ pub struct Round {
     pub cancels: Vec<JobId>,
 }
 
-/// Reason of a job that is cancelled because of `overlap`.
+/// Reason for the cancellation of a job because of `overlap`.
 pub const CANCEL_REASON: &str = "the next due time of its schedule has come (overlap cancel_previous)";
 
 /// A round stops after this number of jobs and ticks: a thousand schedules with a long backlog each would make one
-/// endless transaction.
+/// very long transaction.
 const ROUND_ROWS: usize = 20_000;
 
 /// Returns the jobs whose states decide what happens to these schedules.
@@ -201,7 +201,7 @@ pub fn stored_recent(schedule: &Schedule) -> String {
 
 /// Decides what to write for due schedules, until the round is full.
 ///
-/// A schedule that cannot be parsed is stopped with the reason and does not delay others.
+/// A schedule whose timing is invalid is deactivated with the reason and does not delay others.
 pub fn plan_round(schedules: Vec<Schedule>, states: &JobStates, rejected: &RejectedSchedules, now: Timestamp) -> Round {
     let mut round = Round::default();
     for schedule in schedules {

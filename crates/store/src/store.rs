@@ -117,7 +117,7 @@ pub enum Signal {
     Cancel(JobId),
     /// A job waits until a time that may be earlier than the next due time that the promoter knows.
     Waiting,
-    /// Something is requested of a worker, or it has reconnected.
+    /// Something is requested of a worker, it has reconnected to another node, or it was declared lost.
     Worker(WorkerId),
     /// A job that counts for a limit has ended.
     Capacity,

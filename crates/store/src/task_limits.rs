@@ -97,7 +97,7 @@ mod tests {
         capacity.set("queued", 9, true);
         let mut decide = |machine: &str| [(); 4].map(|()| capacity.admit(machine) == Admission::Start);
         assert_eq!(decide("unlimited"), [true; 4]);
-        assert_eq!(decide("narrow"), [true, true, false, false], "those of the same batch count");
+        assert_eq!(decide("narrow"), [true, true, false, false], "tasks of the same batch count");
         assert_eq!(decide("queued"), [false; 4], "queued tasks start first");
     }
 }

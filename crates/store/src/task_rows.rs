@@ -16,7 +16,7 @@ pub struct TaskRow {
     pub version: u32,
     pub title: Option<String>,
     pub correlation: String,
-    /// JSON, absent: none.
+    /// JSON text. `None`: the task has no tags.
     pub tags: Option<String>,
     pub updated_at: i64,
     pub body: String,

@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(WorkerState::ALL.map(worker_code), [0, 1, 2, 3, 4, 5, 6]);
         assert_eq!(WorkerKind::ALL.map(kind_code), [0, 1, 2]);
         assert!(WorkerState::ALL.into_iter().all(|state| worker_state(worker_code(state)) == state));
-        assert_eq!(worker_state(77), WorkerState::Busy, "it can end");
+        assert_eq!(worker_state(77), WorkerState::Busy, "a worker with a damaged row can end");
         assert!(worker_kind(-1).is_err());
     }
 }

@@ -152,7 +152,7 @@ impl Connection<'_> {
         if task.has_ended() {
             self.subscription.unfollow(&task.id);
             let was_followed = self.sent.remove(&task.id).is_some();
-            // The update was queued before the client stopped following the task.
+            // The update was queued before this connection stopped following the task.
             if !was_followed && answer.is_none() {
                 return Ok(());
             }

@@ -116,7 +116,7 @@ impl Broker {
         let report = self.sink.publish(&[message]).await;
         match (report.outcomes.into_iter().next().flatten(), report.outage) {
             (Some(PublishOutcome::Confirmed), _) => Ok(Delivered::Accepted("confirmed by the broker".into())),
-            // Retried even if no queue is bound: the server may not have declared its queue yet.
+            // The service sends it again, even if no queue is bound: the server may not have declared its queue yet.
             (Some(PublishOutcome::Rejected(reason)), _) => Err(Outage(reason)),
             (None, Some(error)) => Err(Outage(format!("{error:#}"))),
             (None, None) => Err(Outage("the broker did not confirm the message".into())),

@@ -188,7 +188,7 @@ pub async fn follow_events(
         let Some(event) = event else { return Ok(()) };
         if !std::mem::replace(&mut has_begun, true) {
             backoff.reset();
-            tracing::info!("connected");
+            tracing::info!("event stream connected");
         }
         handle(Some(event)).await?;
     }

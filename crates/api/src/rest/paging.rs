@@ -67,7 +67,7 @@ impl<C: Copy + Display> Paging<C> {
         let offset = (self.page.unwrap_or(1) - 1).saturating_mul(self.limit);
         if offset.saturating_add(self.limit) > COUNT_LIMIT {
             let message =
-                format!("pages end at entry {COUNT_LIMIT}; continue with cursor, the nextCursor of the last page");
+                format!("pages end at entry {COUNT_LIMIT}; to read on, pass the nextCursor of the last page as cursor");
             return Err(ApiError::invalid_field("page", message));
         }
         Ok(offset)

@@ -213,8 +213,8 @@ async fn every_invalid_parameter_is_reported() {
     page: must be a number from 1 to 1000000
     ");
     assert_snapshot!(app.get("/api/v1/jobs?page=1000000&limit=100").await.error_snapshot(), @"
-    400 VALIDATION_ERROR: page: pages end at entry 10000; continue with cursor, the nextCursor of the last page
-    page: pages end at entry 10000; continue with cursor, the nextCursor of the last page
+    400 VALIDATION_ERROR: page: pages end at entry 10000; to read on, pass the nextCursor of the last page as cursor
+    page: pages end at entry 10000; to read on, pass the nextCursor of the last page as cursor
     ");
     for query in ["status=", "limit=0", "limit=", "page=99999999999999999999"] {
         assert_eq!(app.get(&format!("/api/v1/jobs?{query}")).await.status, 400, "{query}");

@@ -246,8 +246,8 @@ impl AckHandle {
     }
 
     pub(crate) async fn reject(mut self, reason: &str) -> Result<(), BrokerError> {
-        if let Some(letter) = self.dead_letter.take() {
-            match tokio::time::timeout(self.timeout, letter.publish(reason)).await {
+        if let Some(dead_letter) = self.dead_letter.take() {
+            match tokio::time::timeout(self.timeout, dead_letter.publish(reason)).await {
                 Ok(Ok(true)) => return self.ack().await,
                 // The broker moves the message itself, without the reason.
                 Ok(Ok(false)) => {}

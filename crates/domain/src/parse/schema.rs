@@ -47,7 +47,7 @@ impl Object {
         self
     }
 
-    /// Requires one of these schemas, which need not mention the other fields.
+    /// Requires at least one of these schemas, which need not mention the other fields.
     pub fn one_of_cases(mut self, cases: Vec<Value>) -> Object {
         self.any_of = cases;
         self

@@ -1,7 +1,7 @@
 //! Validates the fields of cron expressions and replaces names by numbers.
 //!
-//! The crate croner accepts `1,,2`, `MON` as a minute and `7L`, and then never matches or matches the wrong time. So it only receives
-//! expressions that were validated here.
+//! The crate croner accepts `1,,2`, `MON` as a minute and `7L`, and then never matches or matches the wrong time. So
+//! croner only receives expressions that were validated here.
 
 use croner::parser::CronParser;
 

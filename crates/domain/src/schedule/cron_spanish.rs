@@ -96,13 +96,13 @@ fn seconds_text(seconds: &Values, minutes: &Values) -> String {
         Values::Every(step) => format!("Cada {step} segundos"),
         Values::Some(set) => {
             let text = of_values(set, ["En el segundo", "En los segundos"]);
-            // Other minutes follow with their own words.
+            // `times` describes all other minutes.
             if matches!(minutes, Values::All) { format!("{text} de cada minuto") } else { text }
         }
     }
 }
 
-/// Returns numbers after the words for one and for several.
+/// Lists numbers after the words that fit: `one` for a single number, `several` for more.
 fn of_values(set: &[u16], [one, several]: [&str; 2]) -> String {
     let words = if set.len() == 1 { one } else { several };
     format!("{words} {}", list(&ranges(set)))

@@ -165,7 +165,7 @@ fn with_skipped_local_times(compiled: &CompiledSchedule) -> Option<CompiledTimin
 /// What to do about the due times of a schedule, before the state of its jobs is known.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decision {
-    /// Due times that create a job unless an unfinished job prevents it, earliest first.
+    /// Due times that may create a job, earliest first. `overlap` and `maxRuns` can still prevent it.
     pub due: Vec<Timestamp>,
     /// Records of the due times that create no job.
     pub not_fired: Vec<TickRow>,
@@ -234,7 +234,7 @@ fn backlog(compiled: &CompiledSchedule, wanted: usize, now: Timestamp) -> Backlo
     compiled.timing.backlog(cursor_at, now, MAX_LOOK_BACK)
 }
 
-/// Writes records of due times that create no job.
+/// Builds the records of due times that create no job.
 struct TickRecorder {
     schedule_id: ScheduleId,
     now: Timestamp,

@@ -1,7 +1,7 @@
 //! Why a due time has created no job, and why a schedule has ended.
 //!
-//! The reasons are stored as English text. This module is the only place that writes them, and it reads them back, so that a page
-//! can show them in another language. A test reads every form that it writes.
+//! The reasons are stored as English text. This module is the only place that writes them, and it parses them again, so
+//! that the dashboard can show them in another language. A test parses every kind of reason.
 
 use std::fmt;
 
@@ -49,7 +49,7 @@ impl fmt::Display for ScheduleReason<'_> {
 }
 
 impl<'a> ScheduleReason<'a> {
-    /// Reads a reason. Returns `None` for another text, such as an error of the database.
+    /// Parses a reason. Returns `None` for any other text, such as a database error.
     pub fn read(text: &'a str) -> Option<ScheduleReason<'a>> {
         if let Some(except) = text.strip_prefix("in a blackout: ") {
             return Some(ScheduleReason::Blackout { except });

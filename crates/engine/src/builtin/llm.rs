@@ -1,8 +1,8 @@
 //! The job type `llm.chat`: one question to a language model behind an OpenAI-compatible server.
 //!
 //! The answer is stored as a step of the job before the job ends, so a crash never repeats a call whose answer was
-//! stored. A call that the server answered with success is never repeated, even if the answer is unusable, because it
-//! was already charged.
+//! stored. A call that the server answered with success is repeated only if the connection broke before the whole
+//! answer had arrived. An answer that is unusable was already charged, so its call is not repeated.
 
 use std::{fmt, time::Duration};
 

@@ -234,8 +234,8 @@ impl BuiltInWorker {
 
     async fn run_one(&self, job: Arc<InFlightJob>) {
         if !self.lease.holds(Timestamp::now()).await {
-            // Another node has the job by now, or will get it. Then the store rejects this report, because the claim no
-            // longer exists.
+            // Another node may have recovered the job by now. Then the claim no longer exists, and the store rejects
+            // this report.
             let line = LogLine::new(Timestamp::now(), LogEvent::Released, "this server was suspended");
             return self.finish(&job, RunOutcome::Released, vec![line], Timestamp::now());
         }

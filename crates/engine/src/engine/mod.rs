@@ -315,7 +315,7 @@ impl Engine {
         let Some(id) = self.store.worker_drain(key, drain, by, now).await? else { return Ok(false) };
         self.workers.set_draining(id, drain, now);
         if !drain {
-            // Jobs may have waited for it.
+            // Jobs may have waited for this worker.
             self.dispatch.lanes.reconsider();
         }
         Ok(true)

@@ -46,7 +46,7 @@ impl Engine {
                     tokio::spawn(stop_cancelled_job(self.clone(), id));
                 }
             }
-            // The connection to other nodes was interrupted: anything may have happened.
+            // The listener's connection to the database was interrupted, so signals of other nodes may have been lost.
             Signal::Missed => self.wake_all().await,
         }
     }
@@ -97,7 +97,7 @@ impl Engine {
     }
 }
 
-/// Stops a job of this node whose cancellation was requested on another node, with the reason given there.
+/// Stops a job of this node whose cancellation was requested, with the reason in the job's log.
 async fn stop_cancelled_job(engine: Arc<Engine>, id: JobId) {
     let reason = match engine.store.job_get(id).await {
         Ok(Some(job)) => {

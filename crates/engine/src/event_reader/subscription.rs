@@ -16,7 +16,8 @@ pub struct EventFilter {
     /// Patterns such as `job.*` or `schedule.missed`. Empty: all types.
     pub types: Vec<String>,
     pub queue: Option<String>,
-    /// Queues that the subscriber is restricted to: events of others, and those without a queue, are hidden. `None`: all.
+    /// Queues that the subscriber is restricted to: events of other queues, and those without a queue, are hidden.
+    /// `None`: all queues.
     pub queues: Option<Vec<String>>,
     pub correlation_id: Option<String>,
     pub job: Option<JobId>,

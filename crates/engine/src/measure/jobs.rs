@@ -96,7 +96,7 @@ impl BatchHistogram {
     }
 }
 
-/// Returns the id that identifies a run in other systems: its trace id, or the id of its job.
+/// Returns the id that identifies a run in other systems: its trace id, its correlation id, or the id of its job.
 fn trace_of(end: &RunEnd) -> RunTrace {
     let own = || RunTrace::Correlation(end.id.to_string());
     match &end.timing.trace {

@@ -2,8 +2,8 @@
 //!
 //! A round takes a batch of rows under a lock in the application's database, publishes it, waits for the confirmations, marks
 //! the rows, and continues immediately while there are more. A row of type `faena.job` is stored as a job, once per row id,
-//! before the row is marked. A rejected row uses an attempt and is retried later by itself; the others continue. A sink or
-//! database that is down uses no attempt of any row.
+//! before the row is marked. A rejected row uses an attempt and is retried later; it does not delay other rows. A sink
+//! or database that is down uses no attempt of any row.
 //!
 //! All nodes may run a source concurrently: a node without the lock does nothing, and a node that loses the session of
 //! the lock stops immediately.
@@ -363,7 +363,7 @@ fn message(row: &ExternalRow, payload: &str, now: Timestamp) -> Message {
     }
 }
 
-/// Returns whether a correlation id from outside can be that of a job.
+/// Returns whether a job may have this correlation id.
 fn is_valid_correlation_id(id: &str) -> bool {
     id.chars().count() <= 255 && !id.chars().any(char::is_control)
 }

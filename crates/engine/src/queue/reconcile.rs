@@ -2,8 +2,9 @@
 //! be empty, and with each round of the guardian.
 //!
 //! A comparison adds missing entries, removes entries that no longer match a job, and puts back jobs that were taken
-//! and never claimed. It reads only sets whose sizes differ. It is safe while jobs are dispatched: if a concurrent
-//! change makes it add or remove an entry wrongly, that costs one refused claim, or the next comparison repairs it.
+//! and never claimed. A round of the guardian reads only sets whose sizes differ; the other comparisons read all sets.
+//! A comparison is safe while jobs are dispatched: if a concurrent change makes it add or remove an entry wrongly, that
+//! costs one refused claim, or the next comparison repairs it.
 
 use std::{
     collections::{HashMap, HashSet},

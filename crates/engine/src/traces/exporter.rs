@@ -1,8 +1,8 @@
 //! Sends finished spans to an OpenTelemetry collector, over OTLP/HTTP.
 //!
 //! Spans wait in a bounded queue. Spans that do not fit are dropped and counted, so a collector that is slow or
-//! unreachable costs memory up to that bound and never delays a job. A batch that could not be sent is sent again with
-//! a growing delay.
+//! unreachable costs memory up to that bound and never delays a job. A batch that failed temporarily is sent again with
+//! a growing delay; a batch that the collector rejects is dropped and counted.
 
 use std::{
     collections::VecDeque,
@@ -57,7 +57,7 @@ pub struct Exporter {
     queue: Mutex<VecDeque<Span>>,
     /// The batch that is being sent, its failures, and the time of its next attempt.
     state: Mutex<State>,
-    /// Notified when a batch is full.
+    /// Notified when the queue contains a full batch, and when the exporter is flushed.
     pub(crate) wakeup: Arc<Notify>,
     pub exported: AtomicU64,
     /// Spans that did not fit into the queue, or that the collector rejected.
@@ -138,7 +138,7 @@ impl Exporter {
         }
     }
 
-    /// Waits until every span is sent. Does not wait for a collector that is not reachable.
+    /// Waits until every span is sent. Returns early if the last request failed.
     pub async fn wait_until_flushed(&self) {
         loop {
             self.wakeup.notify_one();

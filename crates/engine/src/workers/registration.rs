@@ -140,7 +140,8 @@ impl Engine {
         let resumable = |known: &&Arc<ConnectedWorker>| may_resume(known, presented.as_ref(), registration.api_key);
         if let Some(previous) = previous.as_ref().filter(resumable) {
             previous.close(CloseReason::Reconnected);
-            // Its reports on the old connection are stored first: it no longer has these jobs.
+            // Waits until its reports on the old connection are stored, so that it does not resume jobs that have
+            // ended.
             let _ =
                 tokio::time::timeout(FLUSH_TIMEOUT, self.reports.reporter.wait_until_worker_flushed(previous.id)).await;
         }

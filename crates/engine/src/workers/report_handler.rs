@@ -107,7 +107,7 @@ pub struct ReportHandler {
     workers: Arc<Workers>,
     bus: Bus,
     wakeups: Wakeups,
-    /// Number of rejected reports.
+    /// Number of reports that were rejected because the worker does not have the run.
     pub stale_reports: AtomicU64,
 }
 

@@ -84,7 +84,7 @@ impl WorkerStatus {
         }
     }
 
-    /// Returns its state and when it entered it.
+    /// Returns the worker's state and when the worker entered it.
     pub fn state_since(&self) -> (WorkerState, Timestamp) {
         (self.state, self.since)
     }

@@ -113,7 +113,7 @@ async fn an_action_continues_after_its_process_has_died_and_processes_no_job_twi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_nodes_share_an_action_without_doing_it_twice_on_postgres() {
+async fn concurrent_rounds_share_an_action_without_doing_it_twice_on_postgres() {
     let (store, _database) = open_postgres().await;
     let now = Timestamp::now();
     let ids = submit(&*store, 40, now).await;

@@ -15,7 +15,7 @@ async fn watch(engine: &Arc<Engine>, from: Option<EventPosition>, filter: EventF
     engine.events.reader.subscribe(from, filter, Timestamp::now()).await.unwrap()
 }
 
-async fn everything(engine: &Arc<Engine>) -> Subscription {
+async fn watch_all(engine: &Arc<Engine>) -> Subscription {
     watch(engine, None, EventFilter::default()).await
 }
 
@@ -45,7 +45,7 @@ async fn the_first_subscriber_receives_events_from_then_on() {
     assert!(!fixture.store.has_event_subscriptions(), "without subscribers no event of a job is stored");
     let mut watcher =
         watch(&fixture.engine, None, EventFilter { types: vec!["job.*".into()], ..Default::default() }).await;
-    fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.run_to(job("noop", "{}"), JobState::Completed).await;
     let kinds = until(&mut watcher, "job.completed").await;
     assert_eq!(kinds.first().map(String::as_str), Some("job.created"), "{kinds:?}");
 }
@@ -53,7 +53,7 @@ async fn the_first_subscriber_receives_events_from_then_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscriber_that_reconnects_continues_without_a_gap_or_a_repetition() {
     let fixture = Fixture::new().await;
-    let mut watcher = everything(&fixture.engine).await;
+    let mut watcher = watch_all(&fixture.engine).await;
     let mut positions = Vec::new();
     for round in 0..5 {
         let jobs: Vec<_> = (0..20).map(|_| job("noop", "{}")).collect();
@@ -65,7 +65,7 @@ async fn a_subscriber_that_reconnects_continues_without_a_gap_or_a_repetition() 
         let position = watcher.position();
         assert_eq!(Some(&position), positions.last());
         drop(watcher);
-        fixture.ends(job("noop", "{}"), JobState::Completed).await;
+        fixture.run_to(job("noop", "{}"), JobState::Completed).await;
         watcher = watch(&fixture.engine, Some(position), EventFilter::default()).await;
     }
     eventually("all jobs have ended", async || {
@@ -131,9 +131,9 @@ async fn filters_deliver_only_matching_events() {
     for filter in filters {
         watchers.push(watch(&fixture.engine, None, filter).await);
     }
-    fixture.ends(job("noop", "{}"), JobState::Completed).await;
-    fixture.ends(wanted, JobState::Completed).await;
-    fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.run_to(job("noop", "{}"), JobState::Completed).await;
+    fixture.run_to(wanted, JobState::Completed).await;
+    fixture.run_to(job("noop", "{}"), JobState::Completed).await;
     for watcher in &mut watchers {
         loop {
             let event = event(watcher).await;
@@ -154,8 +154,8 @@ async fn build_idle_engine() -> (Arc<Engine>, crate::fixture::TestDatabase) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_subscriber_does_not_delay_others_and_catches_up_by_itself() {
     let (engine, _database) = build_idle_engine().await;
-    let mut slow = everything(&engine).await;
-    let mut fast = everything(&engine).await;
+    let mut slow = watch_all(&engine).await;
+    let mut fast = watch_all(&engine).await;
     engine.run_loop("event-reader", Timestamp::now()).await.unwrap();
     // More batches than are buffered for slow subscribers.
     let mut seen = Vec::new();
@@ -181,7 +181,7 @@ async fn a_slow_subscriber_does_not_delay_others_and_catches_up_by_itself() {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_before_the_first_round_of_the_reader_are_delivered_without_a_further_event() {
     let (engine, _database) = build_idle_engine().await;
-    let mut watcher = everything(&engine).await;
+    let mut watcher = watch_all(&engine).await;
     let nothing = tokio::time::timeout(Duration::from_millis(200), watcher.next()).await;
     assert!(nothing.is_err(), "it has read, and found nothing");
     let id = submit(&*engine.store, NewJob::new("unserved")).await;
@@ -192,7 +192,7 @@ async fn events_before_the_first_round_of_the_reader_are_delivered_without_a_fur
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscriber_that_missed_pruned_events_receives_a_gap_and_continues() {
     let (engine, _database) = build_idle_engine().await;
-    let mut slow = everything(&engine).await;
+    let mut slow = watch_all(&engine).await;
     let began = slow.position();
     for _ in 0..100 {
         submit(&*engine.store, NewJob::new("unserved")).await;
@@ -252,13 +252,13 @@ async fn the_number_of_subscribers_is_limited() {
     let (engine, _database) = build_idle_engine().await;
     let mut watchers = Vec::new();
     for _ in 0..MAX_SUBSCRIBERS {
-        watchers.push(everything(&engine).await);
+        watchers.push(watch_all(&engine).await);
     }
     let rejected = engine.events.reader.subscribe(None, EventFilter::default(), Timestamp::now()).await;
     assert!(matches!(rejected.err(), Some(SubscribeError::TooManySubscribers)));
     watchers.pop();
     assert_eq!(engine.events.reader.subscribers(), MAX_SUBSCRIBERS - 1);
-    everything(&engine).await;
+    watch_all(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,7 +266,7 @@ async fn events_of_one_node_are_delivered_on_another_on_postgres() {
     let watching = Fixture::over(open_postgres().await, EngineConfig::default()).await;
     let other = crate::fixture::open_for_another_node(&watching).await;
     let working = Engine::start(other.clone(), EngineConfig::default()).await.unwrap();
-    let mut watcher = everything(&watching.engine).await;
+    let mut watcher = watch_all(&watching.engine).await;
     let mut positions = Vec::new();
     for cut in [false, true, true] {
         if cut {
@@ -294,14 +294,14 @@ async fn events_of_one_node_are_delivered_on_another_on_postgres() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_notifications_events_of_other_nodes_are_found_by_polling_on_postgres() {
     let working = Fixture::over(open_postgres().await, EngineConfig::default()).await;
-    let without_listening = crate::fixture::without_listening(&working).await;
-    let engine = Engine::start(without_listening.clone(), EngineConfig::default()).await.unwrap();
-    let mut watcher = everything(&engine).await;
+    let store_without_listener = crate::fixture::open_without_listener(&working).await;
+    let engine = Engine::start(store_without_listener.clone(), EngineConfig::default()).await.unwrap();
+    let mut watcher = watch_all(&engine).await;
     for _ in 0..3 {
         let id = submit(&*working.store, NewJob::new("unserved")).await;
         while event(&mut watcher).await.subject != id.0 {}
     }
     engine.stop(Default::default()).await;
     working.stop().await;
-    without_listening.close().await;
+    store_without_listener.close().await;
 }

@@ -60,14 +60,14 @@ fn sqlite_url(folder: &tempfile::TempDir) -> String {
     format!("sqlite:{}", folder.path().join("faena.db").display())
 }
 
-/// Opens a new database on the server that `./test` has started.
+/// Creates a database on the server that `./test` has started, and opens it.
 pub async fn open_postgres() -> (Arc<dyn Store>, TestDatabase) {
-    let (url, database) = open_database().await;
+    let (url, database) = create_database().await;
     (open(&url).await, database)
 }
 
 /// Creates an empty database and returns its URL.
-pub async fn open_database() -> (String, TestDatabase) {
+pub async fn create_database() -> (String, TestDatabase) {
     let name = format!("faena_engine_{}", uuid::Uuid::new_v4().simple());
     run_sql(&format!("CREATE DATABASE {name}")).await;
     let database = TestDatabase::Postgres(name);
@@ -129,32 +129,32 @@ pub async fn end_listening(fixture: &Fixture) {
 }
 
 /// Opens the same database behind a proxy that refuses listeners, as transaction-mode poolers do.
-pub async fn without_listening(fixture: &Fixture) -> Arc<dyn Store> {
+pub async fn open_without_listener(fixture: &Fixture) -> Arc<dyn Store> {
     let mut url = url::Url::parse(&address(fixture)).unwrap();
-    let far = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
+    let server = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near = listener.local_addr().unwrap();
+    let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            let far = far.clone();
-            tokio::spawn(async move { forward_all_but_listeners(near, &far).await });
+        while let Ok((client, _)) = listener.accept().await {
+            let server = server.clone();
+            tokio::spawn(async move { forward_all_but_listeners(client, &server).await });
         }
     });
     url.set_host(Some("127.0.0.1")).unwrap();
-    url.set_port(Some(near.port())).unwrap();
+    url.set_port(Some(port)).unwrap();
     open(url.as_str()).await
 }
 
-async fn forward_all_but_listeners(mut near: TcpStream, far: &str) -> Option<()> {
+async fn forward_all_but_listeners(mut client: TcpStream, server: &str) -> Option<()> {
     let mut first = vec![0; 4_096];
-    let count = near.read(&mut first).await.ok()?;
+    let count = client.read(&mut first).await.ok()?;
     // A client names its application first.
     if String::from_utf8_lossy(&first[..count]).contains("faena listener") {
         return None;
     }
-    let mut far = TcpStream::connect(far).await.ok()?;
-    far.write_all(&first[..count]).await.ok()?;
-    tokio::io::copy_bidirectional(&mut near, &mut far).await.ok().map(drop)
+    let mut server = TcpStream::connect(server).await.ok()?;
+    server.write_all(&first[..count]).await.ok()?;
+    tokio::io::copy_bidirectional(&mut client, &mut server).await.ok().map(drop)
 }
 
 pub async fn open(url: &str) -> Arc<dyn Store> {
@@ -217,7 +217,7 @@ impl Fixture {
     }
 
     /// Submits a job and waits until it is in this state.
-    pub async fn ends(&self, job: NewJob, state: JobState) -> JobView {
+    pub async fn run_to(&self, job: NewJob, state: JobState) -> JobView {
         let id = self.submit(job).await;
         self.wait_for_state(id, state).await
     }

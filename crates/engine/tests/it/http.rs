@@ -90,7 +90,7 @@ async fn the_request_of_the_payload_is_sent_and_the_response_is_the_result() {
     }));
     call.correlation_id = Some("order-7".into());
     call.options.traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
-    let job = fixture.ends(call, JobState::Completed).await;
+    let job = fixture.run_to(call, JobState::Completed).await;
     let answer = result(&job);
     assert_eq!((&answer["status"], &answer["body"]), (&json!(200), &json!({"answer": 42})));
     assert_eq!(answer["headers"]["x-far"], "yes");
@@ -113,10 +113,10 @@ async fn a_text_body_is_sent_unchanged_and_json_as_written() {
     let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
     let url = format!("{}/text", server.url);
     let text =
-        fixture.ends(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
+        fixture.run_to(request(json!({"url": url, "method": "POST", "body": "a \"text\""})), JobState::Completed).await;
     assert_eq!(result(&text)["body"], "plain");
     let written = format!(r#"{{"url": "{url}", "method": "POST", "body": [1.0, 12345678901234567890123]}}"#);
-    fixture.ends(once("http.request", written), JobState::Completed).await;
+    fixture.run_to(once("http.request", written), JobState::Completed).await;
     let calls = server.calls();
     assert_eq!((&calls[0]["body"], &calls[0]["headers"]["content-type"]), (&json!("a \"text\""), &Value::Null));
     assert_eq!(calls[1]["body"], "[1.0, 12345678901234567890123]");
@@ -128,11 +128,11 @@ async fn the_expected_status_decides_whether_a_call_succeeds() {
     let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
     let call =
         |path: &str, status: Value| request(json!({"url": format!("{}{path}", server.url), "expectStatus": status}));
-    let job = fixture.ends(call("/gone", json!(410)), JobState::Completed).await;
+    let job = fixture.run_to(call("/gone", json!(410)), JobState::Completed).await;
     assert_eq!(result(&job)["status"], 410);
-    fixture.ends(call("/gone", json!([200, 410])), JobState::Completed).await;
-    fixture.ends(call("/elsewhere", json!(302)), JobState::Completed).await;
-    let job = fixture.ends(call("/text", json!(201)), JobState::Failed).await;
+    fixture.run_to(call("/gone", json!([200, 410])), JobState::Completed).await;
+    fixture.run_to(call("/elsewhere", json!(302)), JobState::Completed).await;
+    let job = fixture.run_to(call("/text", json!(201)), JobState::Failed).await;
     assert_eq!(error(&job), "HTTP 200 OK: plain");
 }
 
@@ -144,10 +144,10 @@ async fn temporary_errors_are_retried_and_permanent_errors_are_not() {
         call.options.retry.retry_delays_ms = vec![1];
         call
     };
-    let lucky = fixture.ends(call("/second-time-lucky"), JobState::Completed).await;
+    let lucky = fixture.run_to(call("/second-time-lucky"), JobState::Completed).await;
     assert_eq!((lucky.retry_count, count(&lucky, LogEvent::RetrySuccess)), (1, 1), "{:?}", events(&lucky));
     for (path, retries) in [("/too-many", 3), ("/gone", 0), ("/nothing", 0), ("/elsewhere", 3)] {
-        let job = fixture.ends(call(path), JobState::Failed).await;
+        let job = fixture.run_to(call(path), JobState::Failed).await;
         assert_eq!(job.retry_count, retries, "{path}: {:?}", job.error);
     }
 }
@@ -167,7 +167,7 @@ async fn a_large_response_is_truncated() {
     let fixture = Fixture::with(EngineConfig { http_response_bytes: 10, ..allowed() }).await;
     let server = Receiver::start().await;
     for path in ["/large", "/endless"] {
-        let job = fixture.ends(request(json!({"url": format!("{}{path}", server.url)})), JobState::Completed).await;
+        let job = fixture.run_to(request(json!({"url": format!("{}{path}", server.url)})), JobState::Completed).await;
         assert_eq!((&result(&job)["body"], &result(&job)["truncated"]), (&json!("xxxxxxxxxx"), &json!(true)), "{path}");
     }
 }
@@ -176,18 +176,18 @@ async fn a_large_response_is_truncated() {
 async fn a_request_without_an_answer_times_out() {
     let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
     let url = format!("{}/silent", server.url);
-    let job = fixture.ends(request(json!({"url": url, "timeoutMs": 30})), JobState::Failed).await;
+    let job = fixture.run_to(request(json!({"url": url, "timeoutMs": 30})), JobState::Failed).await;
     assert!(error(&job).contains("timed out"), "{}", error(&job));
     let mut limited = request(json!({"url": url}));
     limited.options.timeout_ms = Some(30);
-    let job = fixture.ends(limited, JobState::Failed).await;
+    let job = fixture.run_to(limited, JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_is_not_followed() {
     let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
-    let job = fixture.ends(request(json!({"url": format!("{}/elsewhere", server.url)})), JobState::Failed).await;
+    let job = fixture.run_to(request(json!({"url": format!("{}/elsewhere", server.url)})), JobState::Failed).await;
     assert!(error(&job).starts_with("HTTP 302"), "{}", error(&job));
     assert_eq!(server.calls().len(), 1);
 }
@@ -197,7 +197,7 @@ async fn loopback_is_not_called_unless_it_is_allowed() {
     let (fixture, server) = (Fixture::new().await, Receiver::start().await);
     let port = server.url.rsplit(':').next().unwrap();
     for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433", "0.0.0.0", "127.1"] {
-        let job = fixture.ends(request(json!({"url": format!("http://{host}:{port}/json")})), JobState::Failed).await;
+        let job = fixture.run_to(request(json!({"url": format!("http://{host}:{port}/json")})), JobState::Failed).await;
         assert!(error(&job).contains("private or reserved address"), "{host}: {}", error(&job));
     }
     assert_eq!(server.calls(), Vec::<Value>::new());
@@ -207,7 +207,7 @@ async fn loopback_is_not_called_unless_it_is_allowed() {
 async fn a_host_name_of_an_allowed_network_is_called() {
     let (fixture, server) = (Fixture::with(allowed()).await, Receiver::start().await);
     let url = server.url.replace("127.0.0.1", "localhost");
-    fixture.ends(request(json!({"url": format!("{url}/json")})), JobState::Completed).await;
+    fixture.run_to(request(json!({"url": format!("{url}/json")})), JobState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -223,7 +223,7 @@ async fn a_payload_that_is_not_a_request_is_not_retried() {
         json!({"url": "http://127.0.0.1/", "headers": {"x": "a\nb"}}),
         json!({"url": "http://127.0.0.1/", "colour": "red"}),
     ] {
-        let job = fixture.ends(job("http.request", payload.to_string()), JobState::Failed).await;
+        let job = fixture.run_to(job("http.request", payload.to_string()), JobState::Failed).await;
         assert!(error(&job).starts_with("the payload is not valid"), "{payload}: {}", error(&job));
         assert!(!error(&job).contains("s3cret"));
         assert_eq!(job.retry_count, 0, "{payload}");
@@ -234,7 +234,7 @@ async fn a_payload_that_is_not_a_request_is_not_retried() {
 async fn an_error_does_not_contain_the_secrets_of_its_url() {
     let fixture = Fixture::with(allowed()).await;
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let job = fixture.ends(request(json!({"url": format!("http://{free}/?token=s3cret")})), JobState::Failed).await;
+    let job = fixture.run_to(request(json!({"url": format!("http://{free}/?token=s3cret")})), JobState::Failed).await;
     assert!(error(&job).contains("connection refused"), "{}", error(&job));
     assert!(!error(&job).contains("s3cret"));
 }
@@ -251,9 +251,9 @@ async fn a_response_that_is_not_text_is_stored_on_postgres() {
 
 async fn assert_binary_response_is_stored(fixture: Fixture) {
     let server = Receiver::start().await;
-    let failed = fixture.ends(request(json!({"url": format!("{}/nul", server.url)})), JobState::Failed).await;
+    let failed = fixture.run_to(request(json!({"url": format!("{}/nul", server.url)})), JobState::Failed).await;
     assert!(error(&failed).starts_with("HTTP 500 Internal Server Error: a"), "{}", error(&failed));
-    let fine = fixture.ends(request(json!({"url": format!("{}/nul-fine", server.url)})), JobState::Completed).await;
+    let fine = fixture.run_to(request(json!({"url": format!("{}/nul-fine", server.url)})), JobState::Completed).await;
     assert_eq!(result(&fine)["body"], "a\0b\u{fffd}");
-    fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.run_to(job("noop", "{}"), JobState::Completed).await;
 }

@@ -8,7 +8,7 @@ use faena_store::{Store, Tally};
 
 use crate::{
     fixture::{Fixture, eventually, open_postgres, open_sqlite, unique},
-    inbox_messages::{Sent, during_database_outage},
+    inbox_messages::{InboxMessage, during_database_outage},
     outbox::support::{Broker, required_variable},
     sources::application::all_jobs,
 };
@@ -27,15 +27,15 @@ fn config(broker: InboxBroker) -> EngineConfig {
 }
 
 /// Returns messages with these ids and bodies.
-fn orders(messages: &[(Option<&str>, &[u8])]) -> Vec<Sent> {
-    let sent = |&(id, body): &(Option<&str>, &[u8])| Sent {
+fn orders(messages: &[(Option<&str>, &[u8])]) -> Vec<InboxMessage> {
+    let message = |&(id, body): &(Option<&str>, &[u8])| InboxMessage {
         key: "order.paid".into(),
         id: id.map(str::to_owned),
         correlation: Some("order-7"),
         body: body.to_vec(),
-        ..Sent::default()
+        ..InboxMessage::default()
     };
-    messages.iter().map(sent).collect()
+    messages.iter().map(message).collect()
 }
 
 async fn wait_for_completed(store: &Arc<dyn Store>, count: i64) {

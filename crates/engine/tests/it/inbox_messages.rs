@@ -9,7 +9,7 @@ use crate::fixture::{TestDatabase, eventually};
 
 /// A message to publish.
 #[derive(Clone, Default)]
-pub struct Sent {
+pub struct InboxMessage {
     /// Routing key, or the end of the subject.
     pub key: String,
     pub id: Option<String>,
@@ -43,7 +43,7 @@ pub mod rabbitmq {
         types::{AMQPValue, FieldTable},
     };
 
-    use super::Sent;
+    use super::InboxMessage;
     use crate::{fixture::eventually, outbox::destination::channel};
 
     /// Returns an inbox for all messages of the exchange `name`.
@@ -53,7 +53,7 @@ pub mod rabbitmq {
         InboxBroker::RabbitMq(RabbitMqConsumerOptions { bindings, ..options })
     }
 
-    pub async fn publish(url: &str, exchange: &str, messages: Vec<Sent>) {
+    pub async fn publish(url: &str, exchange: &str, messages: Vec<InboxMessage>) {
         let (_connection, channel) = channel(url).await;
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
         for message in messages {
@@ -97,7 +97,7 @@ pub mod nats {
     use faena_brokers::{BrokerUrl, nats::NatsConsumerOptions};
     use faena_engine::InboxBroker;
 
-    use super::Sent;
+    use super::InboxMessage;
     use crate::fixture::eventually;
 
     /// Returns an inbox for all messages of the stream `name`.
@@ -106,7 +106,7 @@ pub mod nats {
         InboxBroker::Nats(NatsConsumerOptions::new(url, name, format!("{name}.>"), format!("inbox-{name}")))
     }
 
-    pub async fn publish(url: &str, name: &str, messages: Vec<Sent>) {
+    pub async fn publish(url: &str, name: &str, messages: Vec<InboxMessage>) {
         let context = async_nats::jetstream::new(async_nats::connect(url).await.unwrap());
         for message in messages {
             let mut headers = async_nats::HeaderMap::new();

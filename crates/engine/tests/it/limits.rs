@@ -20,7 +20,7 @@ fn of_key(n: usize, payload: &str) -> NewJob {
     job
 }
 
-async fn limited(fixture: &Fixture, scope: Scope, limit: Limit) {
+async fn set_limit(fixture: &Fixture, scope: Scope, limit: Limit) {
     fixture.store.limit_set(scope, limit, "test", Timestamp::now()).await.unwrap();
 }
 
@@ -51,7 +51,7 @@ fn max_concurrent<'a>(jobs: impl Iterator<Item = &'a JobView>) -> i32 {
 }
 
 async fn limit_of_two(fixture: Fixture) {
-    limited(&fixture, Scope::System, most(2)).await;
+    set_limit(&fixture, Scope::System, most(2)).await;
     let done = all_done(&fixture, (0..60).map(|_| job("sleep", r#"{"ms": 4}"#)).collect()).await;
     assert_eq!(max_concurrent(done.iter()), 2);
     assert!(done.iter().map(|job| job.started_at.unwrap()).is_sorted(), "first come, first served");
@@ -68,7 +68,7 @@ async fn a_limit_of_two_runs_two_jobs_concurrently_on_postgres() {
 }
 
 async fn one_of_each_key(fixture: Fixture) {
-    limited(&fixture, Scope::Key("tenant-*".into()), most(1)).await;
+    set_limit(&fixture, Scope::Key("tenant-*".into()), most(1)).await;
     let done = all_done(&fixture, (0..80).map(|n| of_key(n % 4, r#"{"ms": 3}"#)).collect()).await;
     for n in 0..4 {
         let key = Some(format!("tenant-{n}"));
@@ -88,8 +88,8 @@ async fn jobs_of_one_key_run_one_after_another_on_postgres() {
 }
 
 async fn a_backlog(fixture: Fixture) {
-    limited(&fixture, Scope::System, most(20)).await;
-    limited(&fixture, Scope::Key("*".into()), most(3)).await;
+    set_limit(&fixture, Scope::System, most(20)).await;
+    set_limit(&fixture, Scope::Key("*".into()), most(3)).await;
     let jobs = (0..500).map(|n| if n % 2 == 0 { job("noop", "{}") } else { of_key(n % 7, r#"{"ms": 0}"#) });
     all_done(&fixture, jobs.collect()).await;
     assert_eq!(fixture.engine.load().0, 0, "no job is in flight");
@@ -108,7 +108,7 @@ async fn a_backlog_under_limits_is_processed_on_postgres() {
 async fn by_rate(fixture: Fixture) {
     let rate = Rate { count: 5, period_ms: 250 };
     for scope in [Scope::Type("noop".into()), Scope::Key("tenant-1".into())] {
-        limited(&fixture, scope, Limit { concurrency: None, rate: Some(rate) }).await;
+        set_limit(&fixture, scope, Limit { concurrency: None, rate: Some(rate) }).await;
     }
     let jobs = (0..30).map(|n| if n % 2 == 0 { job("noop", "{}") } else { of_key(1, r#"{"ms": 0}"#) });
     let done = all_done(&fixture, jobs.collect()).await;
@@ -136,14 +136,14 @@ async fn jobs_start_at_the_configured_rate_on_postgres() {
 /// Blocks jobs of one key, changes the limit, and checks that they continue.
 async fn continues_after(limit: Limit, scope: Scope) {
     let fixture = Fixture::over(open_sqlite().await, EngineConfig::default()).await;
-    limited(&fixture, Scope::Key("*".into()), most(1)).await;
+    set_limit(&fixture, Scope::Key("*".into()), most(1)).await;
     let jobs = (0..3).map(|_| of_key(7, r#"{"ms": 60000}"#)).collect();
     let ids: Vec<_> =
         fixture.store.job_submit(jobs, None, Timestamp::now()).await.unwrap().iter().map(|job| job.id).collect();
     fixture.wait_for_state(ids[0], JobState::Processing).await;
     assert_eq!(fixture.job(ids[2]).await.status, JobState::Queued);
     let began = Instant::now();
-    limited(&fixture, scope, limit).await;
+    set_limit(&fixture, scope, limit).await;
     for id in ids {
         fixture.wait_for_state(id, JobState::Processing).await;
     }

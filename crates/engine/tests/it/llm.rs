@@ -106,7 +106,7 @@ async fn the_answer_is_the_result_and_a_step_of_the_job() {
     let model = Model::start().await;
     let fixture = model.fixture(|_| ()).await;
     let payload = json!({"prompt": "why?", "system": "Be brief.", "maxTokens": 1_000_000});
-    let job = fixture.ends(once("llm.chat", payload.to_string()), JobState::Completed).await;
+    let job = fixture.run_to(once("llm.chat", payload.to_string()), JobState::Completed).await;
     let answer = result(&job);
     assert_eq!((&answer["text"], &answer["usage"]["total_tokens"]), (&json!("an answer"), &json!(7)));
     assert_eq!((job.steps.len(), job.steps[0].name.as_str()), (1, "answer"));
@@ -123,7 +123,7 @@ async fn the_answer_is_the_result_and_a_step_of_the_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_busy_model_is_asked_again_after_ten_and_thirty_seconds_or_later_if_it_says_so() {
+async fn a_busy_model_is_asked_again_after_ten_seconds_or_later_if_it_says_so() {
     let model = Model::start().await;
     let fixture = model.fixture(|_| ()).await;
     let id = fixture.submit(chat("busy")).await;
@@ -171,7 +171,7 @@ async fn an_answer_that_cannot_be_used_is_not_paid_for_twice() {
         ("wrong key", "HTTP 401"),
     ] {
         let before = model.calls().len();
-        let job = fixture.ends(chat(prompt), JobState::Failed).await;
+        let job = fixture.run_to(chat(prompt), JobState::Failed).await;
         assert!(error(&job).contains(part), "{prompt}: {}", error(&job));
         assert_eq!((job.retry_count, model.calls().len() - before), (0, 1), "{prompt}");
     }
@@ -181,7 +181,7 @@ async fn an_answer_that_cannot_be_used_is_not_paid_for_twice() {
 async fn a_model_that_does_not_answer_is_abandoned_after_the_time_limit() {
     let model = Model::start().await;
     let fixture = model.fixture(|config| config.timeout = Duration::from_millis(200)).await;
-    let job = fixture.ends(once("llm.chat", json!({"prompt": "silent"}).to_string()), JobState::Failed).await;
+    let job = fixture.run_to(once("llm.chat", json!({"prompt": "silent"}).to_string()), JobState::Failed).await;
     assert!(error(&job).contains("timed out"), "{}", error(&job));
 }
 
@@ -189,7 +189,7 @@ async fn a_model_that_does_not_answer_is_abandoned_after_the_time_limit() {
 async fn a_prompt_that_is_too_large_is_not_sent() {
     let model = Model::start().await;
     let fixture = model.fixture(|config| config.max_prompt_bytes = 10).await;
-    let job = fixture.ends(chat("more than ten bytes"), JobState::Failed).await;
+    let job = fixture.run_to(chat("more than ten bytes"), JobState::Failed).await;
     assert!(error(&job).contains("the prompt has 19 bytes; the limit is 10"), "{}", error(&job));
     assert!(model.calls().is_empty());
 }
@@ -202,15 +202,15 @@ async fn the_budget_of_a_day_is_never_exceeded() {
             (config.daily_tokens, config.max_tokens) = (Some(100), 50);
         })
         .await;
-    fixture.ends(chat("hello"), JobState::Completed).await;
+    fixture.run_to(chat("hello"), JobState::Completed).await;
     let used = fixture.store.tokens_used(Timestamp::now()).await.unwrap();
     assert_eq!(used, 7, "what the model reports, not what was reserved");
-    let job = fixture.ends(chat(&"x".repeat(60)), JobState::Failed).await;
+    let job = fixture.run_to(chat(&"x".repeat(60)), JobState::Failed).await;
     assert!(error(&job).starts_with("the budget of 100 tokens per day is too small"), "{}", error(&job));
     assert_eq!((job.retry_count, model.calls().len()), (0, 1), "it was not sent");
-    fixture.ends(chat("wrong key"), JobState::Failed).await;
+    fixture.run_to(chat("wrong key"), JobState::Failed).await;
     assert_eq!(fixture.store.tokens_used(Timestamp::now()).await.unwrap(), 7, "a refused call costs nothing");
-    fixture.ends(chat("html"), JobState::Failed).await;
+    fixture.run_to(chat("html"), JobState::Failed).await;
     assert_eq!(
         fixture.store.tokens_used(Timestamp::now()).await.unwrap(),
         61,
@@ -265,7 +265,7 @@ async fn the_key_is_in_no_error_log_or_description() {
     let model = Model::start().await;
     assert!(!format!("{:?}", model.config()).contains(KEY));
     let fixture = model.fixture(|_| ()).await;
-    let job = fixture.ends(chat("wrong key"), JobState::Failed).await;
+    let job = fixture.run_to(chat("wrong key"), JobState::Failed).await;
     assert!(error(&job).contains("Incorrect API key provided: …"), "{}", error(&job));
     assert!(!serde_json::to_string(&job).unwrap().contains(KEY));
 }

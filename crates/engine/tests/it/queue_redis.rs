@@ -154,7 +154,7 @@ async fn seen_by_a_client_of_the_task_scheduler_service(fixture: Fixture, server
     for field in ["lastHeartbeat", "capabilities", "currentJob"] {
         assert!(worker[1].contains(field), "{worker:?}");
     }
-    let dead = fixture.ends(once("sleep", "[]"), JobState::Failed).await;
+    let dead = fixture.run_to(once("sleep", "[]"), JobState::Failed).await;
     eventually("the dead letter", async || {
         (strings(&url, &["ZRANGE", "scheduler:queue:dlq", "0", "-1"]).await == [dead.id.to_string()]).then_some(())
     })

@@ -16,7 +16,7 @@ fn one_slot() -> EngineConfig {
 async fn noop_and_sleep_jobs_complete() {
     let fixture = Fixture::new().await;
     for kind in [job("noop", "{}"), job("sleep", r#"{"ms": 1}"#)] {
-        let job = fixture.ends(kind, JobState::Completed).await;
+        let job = fixture.run_to(kind, JobState::Completed).await;
         assert_eq!(events(&job), ["created", "queued", "assigned", "started", "completed"]);
         assert_eq!(job.worker_id, Some(fixture.engine.worker_id().to_string()));
         assert!(job.result.is_none() && job.error.is_none());
@@ -27,7 +27,7 @@ async fn noop_and_sleep_jobs_complete() {
 async fn a_job_with_an_invalid_payload_is_not_retried() {
     let fixture = Fixture::new().await;
     for payload in ["{}", r#"{"ms": -1}"#, r#"{"ms": 1, "more": 2}"#, r#"{"ms": 1, "steps": 1001}"#] {
-        let job = fixture.ends(job("sleep", payload), JobState::Failed).await;
+        let job = fixture.run_to(job("sleep", payload), JobState::Failed).await;
         assert!(job.error.unwrap().starts_with("the payload is not valid"));
         assert_eq!((job.retry_count, job.error_reason), (0, Some(ErrorReason::Error)));
     }
@@ -57,7 +57,7 @@ async fn when_all_attempts_are_used_the_last_error_is_kept() {
     let mut failing = job("shell.run", r#"{"argv": ["sh", "-c", "echo broken >&2; exit 3"]}"#);
     failing.options.retry.max_retries = 2;
     failing.options.retry.retry_delays_ms = vec![1];
-    let job = fixture.ends(failing, JobState::Failed).await;
+    let job = fixture.run_to(failing, JobState::Failed).await;
     assert_eq!(job.error.as_deref(), Some("sh ended with exit code 3: broken"));
     assert_eq!((job.retry_count, job.error_reason), (2, Some(ErrorReason::Error)));
     assert_eq!((count(&job, LogEvent::Failed), count(&job, LogEvent::RetryScheduled)), (3, 2), "{:?}", events(&job));
@@ -75,7 +75,7 @@ async fn a_success_after_failed_attempts_is_logged() {
     let payload = serde_json::json!({"argv": ["sh", "-c", script], "cwd": folder.path()});
     let mut job = job("shell.run", payload.to_string());
     job.options.retry.retry_delays_ms = vec![1];
-    let job = fixture.ends(job, JobState::Completed).await;
+    let job = fixture.run_to(job, JobState::Completed).await;
     assert_eq!(job.retry_count, 1);
     assert_eq!((count(&job, LogEvent::Failed), count(&job, LogEvent::RetryScheduled)), (1, 1), "{:?}", events(&job));
     assert_eq!(events(&job)[6..], ["queued", "assigned", "started", "retry_success", "completed"]);
@@ -92,8 +92,8 @@ async fn with_retry_on_transient_only_transient_failures_are_retried() {
         job.options.retry.retry_delays_ms = vec![1];
         job
     };
-    assert_eq!(fixture.ends(failing("no such user"), JobState::Failed).await.retry_count, 0);
-    assert_eq!(fixture.ends(failing("rate limit exceeded"), JobState::Failed).await.retry_count, 3);
+    assert_eq!(fixture.run_to(failing("no such user"), JobState::Failed).await.retry_count, 0);
+    assert_eq!(fixture.run_to(failing("rate limit exceeded"), JobState::Failed).await.retry_count, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,18 +101,18 @@ async fn a_job_that_exceeds_its_timeout_is_stopped_with_reason_timeout() {
     let fixture = Fixture::with(one_slot()).await;
     let mut slow = once("sleep", r#"{"ms": 3600000}"#);
     slow.options.timeout_ms = Some(20);
-    let job = fixture.ends(slow, JobState::Failed).await;
+    let job = fixture.run_to(slow, JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
     assert_eq!(job.error.as_deref(), Some("took longer than its limit of 20ms"));
     assert_eq!(events(&job).last(), Some(&"timeout"));
-    fixture.ends(once("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
+    fixture.run_to(once("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_without_a_timeout_has_that_of_the_server() {
     let config = EngineConfig { processing_timeout: Duration::from_millis(20), ..EngineConfig::default() };
     let fixture = Fixture::with(config).await;
-    let job = fixture.ends(once("sleep", r#"{"ms": 3600000}"#), JobState::Failed).await;
+    let job = fixture.run_to(once("sleep", r#"{"ms": 3600000}"#), JobState::Failed).await;
     assert_eq!(job.error_reason, Some(ErrorReason::Timeout));
 }
 
@@ -124,7 +124,7 @@ async fn a_job_that_is_not_started_in_time_expires() {
     for kind in ["noop", "unhandled.type"] {
         let mut late = job(kind, "{}");
         late.options.expires_at = Some(Timestamp::now().plus_ms(50));
-        let job = fixture.ends(late, JobState::Failed).await;
+        let job = fixture.run_to(late, JobState::Failed).await;
         assert_eq!(job.error_reason, Some(ErrorReason::Expired), "{kind}");
         assert_eq!(count(&job, LogEvent::Started), 0, "{kind}");
         assert_eq!(count(&job, LogEvent::Expired), 1, "{kind}: {:?}", events(&job));
@@ -153,7 +153,7 @@ async fn a_job_that_is_cancelled_while_it_waits_for_a_slot_never_starts() {
     assert_eq!(answer, CancelResult::Cancelled);
     let answer = fixture.engine.cancel(blocker, "cancelled by request", "test", Timestamp::now()).await.unwrap();
     assert_eq!(answer, CancelResult::Cancelled);
-    fixture.ends(job("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
+    fixture.run_to(job("sleep", r#"{"ms": 1}"#), JobState::Completed).await;
     for (id, reason, started) in [(id, "changed my mind", 0), (blocker, "cancelled by request", 1)] {
         let job = fixture.job(id).await;
         assert_eq!((job.status, job.error_reason), (JobState::Cancelled, Some(ErrorReason::Cancelled)));
@@ -217,7 +217,7 @@ async fn a_job_that_no_worker_can_run_stays_queued_and_blocks_no_other() {
         unknown.push(fixture.submit(job).await);
     }
     for _ in 0..20 {
-        fixture.ends(job("sleep", r#"{"ms": 0}"#), JobState::Completed).await;
+        fixture.run_to(job("sleep", r#"{"ms": 0}"#), JobState::Completed).await;
     }
     for id in unknown {
         let job = fixture.job(id).await;

@@ -44,7 +44,7 @@ async fn programs_are_not_offered_unless_they_are_allowed() {
     let payload = json!({"argv": ["touch", folder.path().join("made")]});
     let id = fixture.submit(job("shell.run", payload.to_string())).await;
     // A job that was submitted later runs, so this one had its turn.
-    fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.run_to(job("noop", "{}"), JobState::Completed).await;
     assert_eq!(fixture.job(id).await.status, JobState::Queued);
     let why = fixture.engine.why(&fixture.job(id).await, Timestamp::now()).await.unwrap().unwrap();
     assert_eq!(why.reasons[0].code, "no_worker");
@@ -57,11 +57,11 @@ async fn programs_are_not_offered_unless_they_are_allowed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn output_and_exit_code_are_the_result() {
     let fixture = Fixture::with(allowed()).await;
-    let job = fixture.ends(script("echo out; echo err >&2"), JobState::Completed).await;
+    let job = fixture.run_to(script("echo out; echo err >&2"), JobState::Completed).await;
     assert_eq!(result(&job), json!({"exitCode": 0, "stdout": "out\n", "stderr": "err\n"}));
-    let job = fixture.ends(script("echo why >&2; exit 7"), JobState::Failed).await;
+    let job = fixture.run_to(script("echo why >&2; exit 7"), JobState::Failed).await;
     assert_eq!(job.error.as_deref(), Some("sh ended with exit code 7: why"));
-    let job = fixture.ends(script("kill -9 $$"), JobState::Failed).await;
+    let job = fixture.run_to(script("kill -9 $$"), JobState::Failed).await;
     assert_eq!(job.error.as_deref(), Some("sh was killed by signal 9"));
 }
 
@@ -69,14 +69,14 @@ async fn output_and_exit_code_are_the_result() {
 async fn arguments_are_not_interpreted_by_a_shell() {
     let fixture = Fixture::with(allowed()).await;
     let payload = json!({"argv": ["echo", "$HOME; ls", "*"]});
-    let job = fixture.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    let job = fixture.run_to(once("shell.run", payload.to_string()), JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], "$HOME; ls *\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_output_is_truncated_and_the_program_is_not_blocked() {
     let fixture = Fixture::with(EngineConfig { shell_output_bytes: 10, ..allowed() }).await;
-    let job = fixture.ends(script("head -c 1000000 /dev/zero | tr '\\0' x; echo end >&2"), JobState::Completed).await;
+    let job = fixture.run_to(script("head -c 1000000 /dev/zero | tr '\\0' x; echo end >&2"), JobState::Completed).await;
     assert_eq!(result(&job), json!({"exitCode": 0, "stdout": "xxxxxxxxxx", "stderr": "end\n", "truncated": true}));
 }
 
@@ -85,7 +85,7 @@ async fn the_servers_private_environment_is_not_passed_on() {
     assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "there is something to leak");
     let fixture = Fixture::with(allowed()).await;
     let payload = json!({"argv": ["env"], "env": {"OWN": "mine"}});
-    let job = fixture.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    let job = fixture.run_to(once("shell.run", payload.to_string()), JobState::Completed).await;
     let shown = result(&job)["stdout"].as_str().unwrap().to_owned();
     let mut names: Vec<&str> = shown.lines().map(|line| line.split('=').next().unwrap()).collect();
     names.retain(|name| !["PATH", "HOME", "LANG", "TZ", "TMPDIR"].contains(name));
@@ -100,7 +100,7 @@ async fn a_program_receives_the_trace_context_of_its_job() {
     let mut job = script("printf %s \"$TRACEPARENT\"");
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     job.options.traceparent = Some(trace.into());
-    let job = fixture.ends(job, JobState::Completed).await;
+    let job = fixture.run_to(job, JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], trace);
 }
 
@@ -116,10 +116,10 @@ async fn a_program_that_cannot_be_started_is_not_retried() {
         json!({"argv": ["true"], "shell": true}),
         json!({"argv": ["true\u{0}"]}),
     ] {
-        let job = fixture.ends(job("shell.run", payload.to_string()), JobState::Failed).await;
+        let job = fixture.run_to(job("shell.run", payload.to_string()), JobState::Failed).await;
         assert_eq!(job.retry_count, 0, "{payload}: {:?}", job.error);
     }
-    fixture.ends(script("true"), JobState::Completed).await;
+    fixture.run_to(script("true"), JobState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,7 +153,7 @@ async fn a_program_that_leaves_a_child_behind_ends_when_it_exits() {
     // Both children keep the outputs open; one of them has left the process group.
     let text = "sleep 3600 & echo $! >pid; setsid sleep 20 & echo done";
     let payload = json!({"argv": ["sh", "-c", text], "cwd": folder.path()});
-    let job = fixture.ends(once("shell.run", payload.to_string()), JobState::Completed).await;
+    let job = fixture.run_to(once("shell.run", payload.to_string()), JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], "done\n");
     let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
     let process = PathBuf::from(format!("/proc/{}", pid.trim()));
@@ -163,8 +163,8 @@ async fn a_program_that_leaves_a_child_behind_ends_when_it_exits() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_output_that_is_not_text_is_stored_on_postgres() {
     let fixture = Fixture::over(open_postgres().await, allowed()).await;
-    let job = fixture.ends(script(r"printf 'a\000b\377' >&2; exit 1"), JobState::Failed).await;
+    let job = fixture.run_to(script(r"printf 'a\000b\377' >&2; exit 1"), JobState::Failed).await;
     assert!(job.error.as_deref().unwrap().starts_with("sh ended with exit code 1: a"), "{:?}", job.error);
-    let job = fixture.ends(script(r"printf 'a\000b\377'"), JobState::Completed).await;
+    let job = fixture.run_to(script(r"printf 'a\000b\377'"), JobState::Completed).await;
     assert_eq!(result(&job)["stdout"], Value::from("a\0b\u{fffd}"));
 }

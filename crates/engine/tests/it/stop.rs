@@ -1,4 +1,4 @@
-//! Shutdown: running jobs may finish, the others are released without using an attempt.
+//! Shutdown: running jobs may finish within the grace period, unfinished jobs are released without using an attempt.
 
 use std::{sync::Arc, time::Duration};
 

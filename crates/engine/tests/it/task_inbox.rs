@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use crate::{
     fixture::{Fixture, eventually, open_postgres, open_sqlite, unique},
-    inbox_messages::{Sent, during_database_outage},
+    inbox_messages::{InboxMessage, during_database_outage},
     outbox::support::{Broker, required_variable},
 };
 
 /// Returns a message with the event `kind`, which is also its routing key.
-fn sent(kind: &str, body: &Value) -> Sent {
-    Sent { key: kind.into(), body: body.to_string().into_bytes(), ..Sent::default() }
+fn sent(kind: &str, body: &Value) -> InboxMessage {
+    InboxMessage { key: kind.into(), body: body.to_string().into_bytes(), ..InboxMessage::default() }
 }
 
 fn envelope(task: Option<TaskId>, trace: &str, payload: Value) -> Value {
@@ -25,21 +25,21 @@ fn envelope(task: Option<TaskId>, trace: &str, payload: Value) -> Value {
 }
 
 /// Returns the message that creates a coding task whose plan needs no approval.
-fn start(trace: &str) -> Sent {
+fn start(trace: &str) -> InboxMessage {
     let rules = json!({"requiereAprobacionPlan": false});
     let data = json!({"prompt": "p", "repositorioOrigen": "r", "reglas": rules});
     sent("tarea.crear", &envelope(None, trace, data))
 }
 
-fn event(task: TaskId, trace: &str, kind: &str, payload: Value) -> Sent {
+fn event(task: TaskId, trace: &str, kind: &str, payload: Value) -> InboxMessage {
     sent(kind, &envelope(Some(task), trace, payload))
 }
 
-fn plan(task: TaskId, trace: &str) -> Sent {
+fn plan(task: TaskId, trace: &str) -> InboxMessage {
     event(task, trace, "resultado.plan_generado", json!({"planId": "1", "plan": "do it"}))
 }
 
-fn change(task: TaskId, trace: &str) -> Sent {
+fn change(task: TaskId, trace: &str) -> InboxMessage {
     event(task, trace, "resultado.pr_generada", json!({"pullRequestUrl": "u"}))
 }
 
@@ -92,11 +92,11 @@ async fn outcomes(store: &Arc<dyn Store>, task: TaskId) -> Vec<(String, Outcome)
 }
 
 /// Messages that can never reach a task, and what the reason for each contains.
-fn invalid(task: TaskId) -> Vec<(Sent, &'static str)> {
+fn invalid(task: TaskId) -> Vec<(InboxMessage, &'static str)> {
     let unknown = TaskId::new();
     let large = json!({"planId": "1", "plan": "x".repeat(2 << 20)});
     vec![
-        (Sent { body: b"{".to_vec(), ..sent("resultado.plan_generado", &json!({})) }, "is not JSON"),
+        (InboxMessage { body: b"{".to_vec(), ..sent("resultado.plan_generado", &json!({})) }, "is not JSON"),
         (sent("resultado.plan_generado", &json!({"planId": "1"})), "metadata: is required"),
         (event(unknown, "i1", "resultado.plan_generado", json!({"planId": "1", "plan": 1})), "there is no task"),
         (event(task, "i2", "resultado.plan_generado", json!({"plan": 1})), "planId"),
@@ -109,9 +109,9 @@ fn invalid(task: TaskId) -> Vec<(Sent, &'static str)> {
 }
 
 /// Sends the messages of a whole task, some twice and some in the wrong order, and checks what they did.
-async fn complete_a_task(fixture: &Fixture, publish: impl AsyncFn(Vec<Sent>)) -> TaskId {
+async fn complete_a_task(fixture: &Fixture, publish: impl AsyncFn(Vec<InboxMessage>)) -> TaskId {
     let (store, engine) = (&fixture.store, &fixture.engine);
-    let with_id = Sent { id: Some("another id".into()), ..start("t1") };
+    let with_id = InboxMessage { id: Some("another id".into()), ..start("t1") };
     publish(vec![start("t1"), with_id]).await;
     let task = wait_for_tasks(store, 1).await[0];
     wait_for_counts(engine, &[("created", 1), ("duplicate", 1)]).await;
@@ -126,7 +126,7 @@ async fn complete_a_task(fixture: &Fixture, publish: impl AsyncFn(Vec<Sent>)) ->
     publish(vec![sent("tarea.generar_plan", &own), sent("any.key", &wrapped)]).await;
     wait_for_state(store, task, "COMPLETADA").await;
     let late = change(task, "e4");
-    publish(vec![Sent { kind: Some(late.key), key: "any.key".into(), ..late }]).await;
+    publish(vec![InboxMessage { kind: Some(late.key), key: "any.key".into(), ..late }]).await;
     let expected = [
         ("created", 1),
         ("applied", 2),
@@ -174,7 +174,7 @@ mod rabbitmq {
             let task = complete_a_task(&fixture, async |messages| publish(&url, &name, messages).await).await;
             publish(&url, &name, vec![start("t2")]).await;
             let open = wait_for_tasks(&fixture.store, 2).await.into_iter().find(|id| *id != task).unwrap();
-            let (invalid, mut expected): (Vec<Sent>, Vec<&str>) = invalid(open).into_iter().unzip();
+            let (invalid, mut expected): (Vec<InboxMessage>, Vec<&str>) = invalid(open).into_iter().unzip();
             let count = invalid.len() as u64;
             publish(&url, &name, invalid).await;
             let mut without_id = plan(open, "x");

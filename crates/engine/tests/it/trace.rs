@@ -25,13 +25,13 @@ async fn a_timeline_contains_parents_children_runs_events_and_actions_in_order()
         job.correlation_id = Some("order 7".into());
         job
     };
-    let parent = fixture.ends(correlated(job("noop", "{}")), JobState::Completed).await;
+    let parent = fixture.run_to(correlated(job("noop", "{}")), JobState::Completed).await;
     let mut child = correlated(once("http.request", r#"{"url": "http://127.0.0.1/"}"#));
     child.options.depends_on = vec![parent.id];
-    let child = fixture.ends(child, JobState::Failed).await;
+    let child = fixture.run_to(child, JobState::Failed).await;
     fixture.store.job_retry(child.id, Some("key:ops"), Timestamp::now()).await.unwrap();
     fixture.wait_for_state(child.id, JobState::Failed).await;
-    fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    fixture.run_to(job("noop", "{}"), JobState::Completed).await;
 
     let found = trace(&*fixture.store, "order 7").await.unwrap().unwrap();
     assert!(found.timeline.is_sorted_by_key(|entry| entry.at));
@@ -128,13 +128,13 @@ async fn a_task_its_events_approvals_and_jobs_are_one_timeline() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_without_a_correlation_id_is_found_by_its_own_id() {
     let fixture = Fixture::new().await;
-    let own = fixture.ends(job("noop", "{}"), JobState::Completed).await;
+    let own = fixture.run_to(job("noop", "{}"), JobState::Completed).await;
     let found = trace(&*fixture.store, &own.id.to_string()).await.unwrap().unwrap();
     assert_eq!(found.jobs.len(), 1);
     assert!(found.timeline.iter().all(|entry| entry.kind == TraceKind::Job), "no events were kept");
     let mut given = job("noop", "{}");
     given.correlation_id = Some("x".into());
-    let given = fixture.ends(given, JobState::Completed).await;
+    let given = fixture.run_to(given, JobState::Completed).await;
     assert!(trace(&*fixture.store, &given.id.to_string()).await.unwrap().is_none());
     assert!(trace(&*fixture.store, "nothing").await.unwrap().is_none());
 }
@@ -165,7 +165,7 @@ async fn every_attempt_of_a_webhook_is_in_the_timeline() {
     let fixture = Fixture::with(EngineConfig { allowed_networks, webhooks, ..EngineConfig::default() }).await;
     let mut hooked = job("noop", "{}");
     hooked.options.webhook_url = Some(url);
-    let id = fixture.ends(hooked, JobState::Completed).await.id.to_string();
+    let id = fixture.run_to(hooked, JobState::Completed).await.id.to_string();
     let delivered = eventually("it is delivered", async || {
         let found = trace(&*fixture.store, &id).await.unwrap().unwrap();
         let webhook = found.timeline.into_iter().filter(|entry| entry.kind == TraceKind::Webhook);

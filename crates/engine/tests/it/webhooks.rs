@@ -343,7 +343,7 @@ async fn a_private_address_is_rejected_immediately_whatever_its_name() {
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "0x7f.1"] {
         let id = fixture.submit(job_with_webhook(format!("http://{host}:{}/good", receiver.port))).await;
         let webhook = wait_for_webhook_state(&*fixture.store, id, WebhookState::Failed).await;
-        assert_eq!(webhook.attempts, 1, "{host}: it will be rejected again");
+        assert_eq!(webhook.attempts, 1, "{host}: a retry would be rejected too");
         let error = webhook.history[0].error.as_ref().unwrap();
         assert!(error.contains("private or reserved address"), "{host}: {error}");
     }
@@ -402,7 +402,7 @@ impl Rounds {
         id
     }
 
-    /// Runs one round at `ms`, and another as soon as all its attempts have ended.
+    /// Runs one round at `ms`, waits until its attempts have ended, and stores their results.
     async fn round(&self, ms: i64) -> Option<Timestamp> {
         let now = self.start.plus_ms(ms);
         let round = self.webhooks.run_once(&*self.store, self.node, now).await.unwrap();
@@ -561,7 +561,7 @@ async fn failing_hosts_use_at_most_half_of_the_capacity() {
     let silent =
         |receiver: &Receiver| receiver.calls().iter().filter(|call| call.response == StatusCode::PROCESSING).count();
     let in_progress: usize = failing.iter().map(silent).sum();
-    assert!(in_progress <= 2, "{in_progress} of 4 senders wait for failing hosts");
+    assert!(in_progress <= 2, "{in_progress} of 4 attempts wait for failing hosts");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -323,10 +323,10 @@ async fn a_retrying_job_says_when_and_why() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_finished_job_says_how_it_ended() {
     let fixture = Fixture::new().await;
-    let done = fixture.ends(NewJob::new("noop"), JobState::Completed).await.id;
+    let done = fixture.run_to(NewJob::new("noop"), JobState::Completed).await.id;
     assert_eq!(codes(&why(&fixture, done).await), ["completed"]);
 
-    let failed = fixture.ends(once("sleep", r#"{"ms":"long"}"#), JobState::Failed).await;
+    let failed = fixture.run_to(once("sleep", r#"{"ms":"long"}"#), JobState::Failed).await;
     let why_failed = why(&fixture, failed.id).await;
     assert_eq!(codes(&why_failed), ["failed"]);
     assert_eq!(why_failed.reasons[0].facts["error"].as_str(), failed.error.as_deref());

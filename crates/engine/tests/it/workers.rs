@@ -348,11 +348,11 @@ async fn the_built_in_worker_shows_its_runs_and_its_last_heartbeat() {
     let fixture = Fixture::new().await;
     let key = fixture.engine.worker_id().to_string();
     for _ in 0..3 {
-        fixture.ends(NewJob::new("noop"), JobState::Completed).await;
+        fixture.run_to(NewJob::new("noop"), JobState::Completed).await;
     }
     let mut invalid = NewJob::new("sleep");
     invalid.options.retry.max_retries = 0;
-    fixture.ends(invalid, JobState::Failed).await;
+    fixture.run_to(invalid, JobState::Failed).await;
     let now = Timestamp::now().plus_ms(30_000);
     fixture.engine.persist_worker_status(now).await.unwrap();
     let stored = fixture.store.worker_get(&key).await.unwrap().unwrap();
@@ -362,7 +362,7 @@ async fn the_built_in_worker_shows_its_runs_and_its_last_heartbeat() {
     assert_eq!((again.completed, again.last_seen_at), (3, now), "nothing is written while nothing changes");
 
     // Its own node shows the current numbers without a write.
-    fixture.ends(NewJob::new("noop"), JobState::Completed).await;
+    fixture.run_to(NewJob::new("noop"), JobState::Completed).await;
     let mut view = fixture.store.worker_get(&key).await.unwrap().unwrap();
     fixture.engine.refresh_worker(&mut view, now.plus_ms(2));
     assert_eq!((view.completed, view.failed, view.last_seen_at), (4, 1, now.plus_ms(2)));

@@ -13,7 +13,7 @@ fn overlap(one: Area, other: Area) -> bool {
     one.0 < other.2 && other.0 < one.2 && one.1 < other.3 && other.1 < one.3
 }
 
-/// Returns the area of every line of a label.
+/// Returns every line of every label, with its area.
 fn labels(layout: &Layout) -> Vec<(String, Area)> {
     let labels = layout.arrows.iter().map(|arrow| &arrow.label);
     let lines = labels.flat_map(|label| {
@@ -83,9 +83,9 @@ fn check_frames(layout: &Layout, definition: &Definition, labels: &[(String, Are
         assert!(width(name) <= f64::from(frame.width) - 8.0, "{name} is wider than its box");
         for other in &layout.frames[index + 1..] {
             let is_inner = definition.ancestors(other.state).any(|around| around == frame.state);
-            let is_right =
+            let is_correct =
                 if is_inner { contains(area(frame), area(other)) } else { !overlap(area(frame), area(other)) };
-            assert!(is_right, "{}: {name} and {} overlap", definition.machine, other.name);
+            assert!(is_correct, "{}: {name} and {} overlap", definition.machine, other.name);
         }
         for (label, label_area) in labels {
             let is_apart = !overlap(area(frame), *label_area) || contains(area(frame), *label_area);

@@ -65,7 +65,7 @@ pub enum Input {
 pub struct Step {
     pub task: Task,
     pub outcome: Outcome,
-    /// Why the outcome is not [`Outcome::Applied`].
+    /// Why the outcome is not [`Outcome::Applied`], or why the task ended with a fault.
     pub reason: Option<String>,
     pub records: Vec<Record>,
     pub effects: Vec<Effect>,

@@ -160,7 +160,7 @@ fn a_denied_plan_is_made_again_with_the_comment_at_most_twice() {
             trial.event("resultado.plan_generado", json!({"planId": format!("p{round}"), "plan": "x"}));
         }
     }
-    assert_eq!(trial.task.state(), "FALLIDA_LOGICA", "two plans may be made again");
+    assert_eq!(trial.task.state(), "FALLIDA_LOGICA", "a plan may be made again only twice");
 }
 
 #[test]
@@ -359,8 +359,8 @@ const OTHER_INPUTS: [(&str, Act); 8] = [
     ("cancel", |trial| trial.apply(Input::Cancel { actor: "key:bob".into(), reason: None }).outcome),
     ("pause", |trial| trial.apply(Input::Pause { actor: "key:bob".into() }).outcome),
     ("resume", |trial| trial.apply(Input::Resume { actor: "key:bob".into() }).outcome),
-    ("job.correccion.completed", |trial| job_of_this_stay(trial, "completed")),
-    ("job.correccion.failed", |trial| job_of_this_stay(trial, "failed")),
+    ("job.correccion.completed", |trial| report_job_end(trial, "completed")),
+    ("job.correccion.failed", |trial| report_job_end(trial, "failed")),
     ("30 days without a message", |trial| {
         trial.now = trial.now.plus_ms(30 * 86_400_000);
         trial.apply(Input::Timers).outcome
@@ -368,7 +368,7 @@ const OTHER_INPUTS: [(&str, Act); 8] = [
 ];
 
 /// Reports the end of the job `correccion` for the current epoch, even if the task is not in the state of this job.
-fn job_of_this_stay(trial: &mut Trial<'_>, end: &str) -> Outcome {
+fn report_job_end(trial: &mut Trial<'_>, end: &str) -> Outcome {
     let active = trial.task.active.last().cloned().unwrap();
     let state = "ESPERANDO_FEEDBACK_INTERNO".to_owned();
     let payload = json!({"result": {"text": "fix"}});

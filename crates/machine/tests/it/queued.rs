@@ -59,7 +59,7 @@ fn a_queued_task_starts_like_a_new_one_and_the_time_in_the_queue_does_not_count(
     assert_eq!((trial.task.timers.clone(), trial.task.created_at), (fresh.task.timers, START));
     let records: Vec<(&str, u64)> = trial.records.iter().map(|one| (one.event.as_str(), one.sequence)).collect();
     assert_eq!(records, [("task.queued", 1), ("task.created", 2), ("begin", 3)]);
-    assert_eq!(trial.apply(Input::Start).outcome, Outcome::Ignored, "once");
+    assert_eq!(trial.apply(Input::Start).outcome, Outcome::Ignored, "a task starts once");
     let without_timers = Task { timers: Vec::new(), ..trial.task.clone() };
     let repaired = with_timers(&definition, &without_timers, trial.now).unwrap();
     assert_eq!(repaired.timers, trial.task.timers, "also if doctor has to restore its timers");

@@ -25,7 +25,7 @@ fn key_queue(lane: LaneId, key: i64) -> OpenKeyQueue {
     OpenKeyQueue { lane, key, rank: 0, limited: None }
 }
 
-/// Everything a request reads: lanes, limits, key queues with the limits of their keys.
+/// What a claim request reads, except the key queues, which a test adds to the admission.
 struct Setup {
     lanes: Vec<Lane>,
     claim_limits: ClaimLimits,
@@ -128,10 +128,10 @@ fn a_key_at_its_limit_is_closed_and_other_keys_are_served() {
     let jobs = [(1, 7, 1), (1, 7, 2), (1, 8, 3), (1, 8, 4), (1, 9, 5)];
     assert_eq!(choose(&mut admission, &jobs), [(1, 3), (1, 5)]);
     let changes = admission.key_queue_changes();
-    let settings: Vec<_> =
+    let summaries: Vec<_> =
         changes.iter().map(|c| (c.key, c.open, c.limited.as_ref().map(|(_, by)| by.as_str()))).collect();
     let (seven, eight) = ("concurrencyKey k7: 1 of 1 running", "concurrencyKey k8: 1 of 1 running");
-    assert_eq!(settings, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
+    assert_eq!(summaries, [(7, false, Some(seven)), (8, false, Some(eight)), (9, true, None)]);
     assert_eq!(admission.maybe_empty(), [(1, 9), (1, 99)]);
 }
 

@@ -71,7 +71,7 @@ impl ExternalOutbox {
     /// Returns the outbox without connecting; the first `take` connects.
     pub fn open(url: &str, mapping: ExternalMapping) -> Result<ExternalOutbox> {
         let mut config = connect::config(url).map_err(|_| {
-            // Without the text, which may contain a password.
+            // Omits the text of the error, which may contain a password.
             StoreError::Setup(
                 "the url of the source is not valid; use postgres://user:password@host:5432/database".into(),
             )

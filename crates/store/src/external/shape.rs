@@ -269,7 +269,7 @@ fn processed_sql(mapping: &ExternalMapping, processed_table: &Table, id_type: &s
         "SELECT {name}::text FROM {} WHERE {name} = ANY ($1::text[]::{processed_id_type}[])",
         processed_table.name
     );
-    // Another transaction may have recorded it meanwhile.
+    // Another transaction may have recorded an id meanwhile.
     let write = format!(
         "INSERT INTO {} ({name}, {}) SELECT id, {} FROM unnest($1::text[]::{processed_id_type}[]) AS sent(id) ON CONFLICT DO NOTHING",
         processed_table.name,
@@ -279,11 +279,11 @@ fn processed_sql(mapping: &ExternalMapping, processed_table: &Table, id_type: &s
     Ok((read, write))
 }
 
-/// Moves whole rows, including columns only the application knows.
+/// Returns the statement for `move_to_dlq`. It moves whole rows, including columns that only the application knows.
 fn move_to_dlq_sql(mapping: &ExternalMapping, table: &Table, dead: &Table) -> Result<String> {
-    let own = table.columns.iter().filter(|(_, column)| !column.is_generated);
+    let stored = table.columns.iter().filter(|(_, column)| !column.is_generated);
     let missing: Vec<String> =
-        own.clone().filter(|(name, _)| !dead.columns.contains_key(*name)).map(|(name, _)| quoted(name)).collect();
+        stored.clone().filter(|(name, _)| !dead.columns.contains_key(*name)).map(|(name, _)| quoted(name)).collect();
     if !missing.is_empty() {
         return Err(StoreError::Setup(format!(
             "the table {} lacks columns of {}: {}; create it with CREATE TABLE {} (LIKE {})",
@@ -294,7 +294,7 @@ fn move_to_dlq_sql(mapping: &ExternalMapping, table: &Table, dead: &Table) -> Re
             table.name
         )));
     }
-    let columns: Vec<String> = own.map(|(name, _)| quoted(name)).collect();
+    let columns: Vec<String> = stored.map(|(name, _)| quoted(name)).collect();
     let columns = columns.join(", ");
     Ok(format!(
         "WITH moved AS (DELETE FROM {} WHERE {} = ANY ($1::text[]::{}[]) RETURNING {columns})

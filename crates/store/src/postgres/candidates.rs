@@ -1,4 +1,5 @@
-//! Claims jobs that the external queue has chosen. Skips jobs that are no longer ready, or not since the same time.
+//! Claims jobs that the external queue has chosen. Skips jobs that are no longer ready, or
+//! that became ready again at another time.
 
 use std::collections::{HashMap, HashSet};
 

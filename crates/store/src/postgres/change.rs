@@ -428,7 +428,7 @@ async fn move_patched(
                 return Err(state_changed());
             }
         }
-        // Changes the time of its next attempt.
+        // The patch changes the time of the next attempt.
         when if state == JobState::Retrying => {
             moved.due_at = when.map(|when| when.unwrap_or(now).as_ms());
             if client.execute(move_waiting, &[&new_lane, &moved.due_at, &lane, &id.0]).await? == 0 {
@@ -502,7 +502,7 @@ pub async fn delete_in(client: &Object, shard: i16, id: JobId) -> Result<AfterCo
         )
         .await?;
     after_commit.signals = remove(client, &[id.0]).await?;
-    // Reports about the jobs of this claim must be checked one by one from now on.
+    // From now on, each report of a claim that contains this job must be checked on its own.
     client.execute("UPDATE faena.claim SET check_each = true WHERE ids @> ARRAY[$1::uuid]", &[&id.0]).await?;
     let mut deltas = Deltas::default();
     deltas.removed(found.lane, Tally::of(found.state), 1);

@@ -1,5 +1,5 @@
-//! Cleans up after jobs that leave a queue or a worker: deletes their side rows, releases their keys, writes webhooks,
-//! and lets the tasks that wait for them continue.
+//! Cleans up after jobs that leave a queue or a worker: deletes their related rows, releases their keys, writes
+//! webhooks, and lets the tasks that wait for them continue.
 
 use std::collections::HashSet;
 
@@ -124,7 +124,7 @@ async fn release_keys(client: &Object, (keys, ids): &(Vec<i64>, Vec<Uuid>)) -> R
     }
     let released = client
         .prepare_cached(
-            // The planner cannot turn this subquery into a join, so each is one index lookup.
+            // The planner cannot turn this subquery into a join, so it costs one index lookup per row.
             "SELECT DISTINCT u.key FROM unnest($1::int8[], $2::uuid[]) AS u(key, id)
              WHERE (SELECT 1 FROM faena.key_in_flight h WHERE h.key = u.key AND h.id = u.id) IS NOT NULL ORDER BY 1",
         )

@@ -82,8 +82,8 @@ impl Released {
             shared.cursors.lower(lane, now.as_ms());
             shared.signal([Signal::Ready(lane)]);
         }
-        // This signal wakes the promoter, which calls this function. A slice without effect must not send it: the
-        // promoter would never rest.
+        // This signal wakes the promoter, which then calls `continue_release`. A slice without effect must not send it,
+        // or the promoter would never rest.
         if self.moved > 0 || self.more {
             shared.signal([Signal::Waiting]);
         }

@@ -144,7 +144,7 @@ async fn expire_in(
             continue;
         };
         let lane: LaneId = client.query_one("SELECT lane FROM faena.job WHERE id = $1", &[&id.0]).await?.get(0);
-        // A job that a worker has just claimed may run.
+        // If a worker has just claimed the job, the job may run.
         let Some(dequeued) = dequeue(client, lane, id).await? else { continue };
         let error = format!("expired at {}", Timestamp::from_ms(at));
         let reason = ErrorReason::Expired.as_str();
@@ -387,7 +387,8 @@ async fn prune_in(client: &Object, shard: i16, retention: &Retention, limit: usi
 
 /// Deletes old completed jobs from the partitions that can contain them.
 ///
-/// The id contains the creation time, so they come first in their lane; nothing has to be read to see that there are none.
+/// The id contains the creation time, so old jobs come first in their lane, and a lane without them costs one index
+/// lookup.
 async fn prune_done(client: &Object, cutoff: Timestamp, limit: usize) -> Result<Vec<Row>> {
     let partitions = client
         .query(

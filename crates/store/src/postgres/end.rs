@@ -258,7 +258,7 @@ async fn write_ends(shared: &Shared, client: &Object, shard: i16, ends: Vec<RunE
     Ok(effects)
 }
 
-/// Deletes the claims whose last job has ended, and finds the finished jobs that others wait for.
+/// Deletes the claims whose last job has ended, and finds the finished jobs that other jobs depend on.
 async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result<()> {
     let close = client.prepare_cached("DELETE FROM faena.claim WHERE run = ANY($1)").await?;
     let parents = client.prepare_cached("SELECT DISTINCT parent FROM faena.dependency WHERE parent = ANY($1)").await?;
@@ -274,7 +274,7 @@ async fn close(client: &Object, closed: &[Run], effects: &mut Effects) -> Result
     Ok(())
 }
 
-/// Turns ends that would requeue a job into cancellations, if that was requested.
+/// Turns ends that would requeue a job into cancellations, if a cancellation of the job was requested.
 async fn apply_cancel_requests(client: &Object, ends: &mut [RunEnd]) -> Result<()> {
     let requeued: Vec<Uuid> = ends
         .iter()

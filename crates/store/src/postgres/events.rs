@@ -171,8 +171,8 @@ pub async fn set_actor(client: &Object, actor: &str) -> Result<()> {
     Ok(())
 }
 
-/// Deletes expired subscriptions, and events from before `before` that no sink waits for. Switches events off if no
-/// subscription is left.
+/// Deletes expired subscriptions, events from before `before` that no sink waits for, and inbox rows that are too old.
+/// Switches events off if no subscription is left. Returns the number of deleted events.
 pub async fn prune(shared: &Shared, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let client = shared.begin().await?;
     let result = prune_in(&client, before, limit, now).await;

@@ -70,7 +70,7 @@ async fn reclaim_in(shared: &Shared, client: &Object, limit: usize) -> Result<Ve
     let mut empty = empty_lanes(&lanes, &read::counts_in(client).await?);
     let is_retired: HashSet<LaneId> = retired.iter().copied().collect();
     let is_empty: HashSet<LaneId> = empty.iter().copied().collect();
-    // A transaction that had made its check before has left jobs in a lane that was retired meanwhile.
+    // In these lanes, a transaction that had made its check before the lane was retired has left jobs.
     let used: Vec<LaneId> = retired.iter().copied().filter(|id| !is_empty.contains(id)).collect();
     client.execute("UPDATE faena.lane SET retired = false, fence = NULL WHERE id = ANY($1)", &[&used]).await?;
     let deleted = delete(client, &lanes, limit).await?;

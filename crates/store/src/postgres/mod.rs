@@ -1,7 +1,7 @@
 //! The store in PostgreSQL, which many nodes can share.
 //!
-//! Busy methods go through batchers: calls that arrive while a transaction runs share the next one. Ends of the same run always
-//! take the same batcher, so they keep their order.
+//! Busy methods go through batchers: calls that arrive while a transaction runs share the next one. Reports about the
+//! same run always go through the same batcher, so they keep their order.
 
 mod api_keys;
 mod audit;
@@ -122,8 +122,9 @@ pub struct Writes {
     pub limits: StoredJobLimits,
 }
 
-/// Number of submitting and of reporting connections.
+/// Number of connections that store submissions.
 const SUBMITTERS: usize = 2;
+/// Number of connections that store the reports of workers.
 const REPORTERS: usize = 2;
 /// Number of connections that apply inputs to tasks: while one waits for its commit, the other plans.
 const TASK_WRITERS: usize = 2;
@@ -131,7 +132,7 @@ const TASK_WRITERS: usize = 2;
 /// PostgreSQL has room for 6 400 locks of all sessions.
 const MAX_KEYED_PER_CALL: usize = 250;
 
-/// Reports of one call to a batcher, with their indexes among all.
+/// Reports of one call to a batcher, with their indexes in the list of all reports.
 struct Part<T> {
     indexes: Vec<usize>,
     reports: Vec<T>,

@@ -62,7 +62,7 @@ impl NodeStore for Postgres {
     }
 }
 
-/// Returns the time of the database. Not repeated after a failure, because a late answer is inaccurate.
+/// Returns the time of the database. The query is not repeated after a failure, because a late answer is inaccurate.
 async fn shared_time(shared: &Shared) -> Result<Timestamp> {
     let client = shared.client().await?;
     let row = client.query_one("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8", &[]).await;

@@ -149,7 +149,7 @@ async fn configure_in(client: &Object, configured: &ConfiguredRules, now: Timest
             )
             .await?;
     }
-    // Only a user pauses a queue, so the pause is kept.
+    // Only users pause queues, never the configuration, so a pause is kept.
     client.execute("UPDATE faena.queue SET strict = NULL, fairness = NULL WHERE origin = $1", &[&CONFIG]).await?;
     client.execute("DELETE FROM faena.queue WHERE origin = $1 AND paused_at IS NULL", &[&CONFIG]).await?;
     for (name, QueueRule { strict, fairness, .. }) in &configured.queues {

@@ -237,7 +237,7 @@ async fn next_free_time(client: &Object, id: ScheduleId, now: Timestamp) -> Resu
     Ok(taken.map_or(now, |taken| Timestamp::from_ms(taken + 1)))
 }
 
-/// Signals that follow the commit of a round.
+/// What to do after the commit of a round: send signals, and release the dependents of ended jobs.
 #[derive(Default)]
 struct AfterCommit {
     submission: submit::NestedSubmission,
@@ -247,7 +247,7 @@ struct AfterCommit {
 }
 
 impl AfterCommit {
-    /// Sends the signals, after the commit.
+    /// Sends the signals and releases dependents. Must be called after the commit.
     async fn send(self, shared: &Shared, now: Timestamp) -> Result<()> {
         self.submission.signal(shared);
         shared.signal(self.cancel_requested.into_iter().map(Signal::Cancel));

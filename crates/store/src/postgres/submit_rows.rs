@@ -146,7 +146,7 @@ impl Rows {
         signals
     }
 
-    /// Returns the jobs that are ready or wait for a time.
+    /// Returns a change for each job that is ready or waits for a time.
     pub fn queue_changes(&self) -> impl Iterator<Item = QueueChange> {
         let ready = self.ready.0.iter().zip(&self.ready.1).zip(&self.ready.2);
         let ready = ready.map(|((lane, at), id)| QueueChange::ready(*lane, *at, JobId(*id)));

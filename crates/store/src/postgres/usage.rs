@@ -17,7 +17,7 @@ use crate::{
 #[async_trait]
 impl UsageStore for Postgres {
     async fn tokens_reserve(&self, tokens: u64, limit: u64, now: Timestamp) -> Result<bool> {
-        // PostgreSQL: not repeated after a lost connection, because the first attempt may have been committed.
+        // PostgreSQL: this is not repeated after a lost connection, because the first attempt may have been committed.
         reserve(&self.shared, stored(tokens), stored(limit), day(now)).await
     }
 
@@ -26,7 +26,7 @@ impl UsageStore for Postgres {
     }
 
     async fn task_tokens_reserve(&self, job: JobId, tokens: u64) -> Result<TaskTokens> {
-        // PostgreSQL: not repeated after a lost connection, because the first attempt may have been committed.
+        // PostgreSQL: this is not repeated after a lost connection, because the first attempt may have been committed.
         let client = self.shared.begin().await?;
         let result = reserve_for_task(&self.shared, &client, job, stored(tokens)).await;
         client.end(result).await

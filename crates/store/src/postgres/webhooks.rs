@@ -347,15 +347,15 @@ async fn settle_one(client: &Object, result: &WebhookResult, now: Timestamp) -> 
     Ok(row.map(|row| (row.get(0), row.get(1))))
 }
 
-/// Adds log entries of those jobs that still exist: a job may be deleted before its webhook is delivered, and a webhook about a
-/// task has none.
+/// Adds log entries of those jobs that still exist: a job may be deleted before its webhook is delivered, and a webhook
+/// about a task has no job.
 async fn add_log_entries(client: &Object, limits: &StoredJobLimits, entries: Vec<(Uuid, LogLine)>) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let (jobs, logs): (Vec<Uuid>, Vec<String>) =
         entries.into_iter().map(|(job, entry)| (job, LogLine::chunk(&[entry]))).unzip();
-    // Locked, so that the job is not deleted just now, leaving its log entry behind.
+    // Locks the jobs, so that none of them is deleted now and leaves its log entry behind.
     client
         .execute(
             "WITH jobs AS (SELECT id FROM faena.job WHERE id = ANY($1) FOR KEY SHARE)

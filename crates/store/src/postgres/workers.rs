@@ -447,7 +447,8 @@ async fn end_registration(
     now: Timestamp,
 ) -> Result<ReleaseEffects> {
     close_registration(client, live, &end.reason(), end.actor(), now).await?;
-    // PostgreSQL: read after the row was locked, so that a claim that was under way is seen, and no other can follow.
+    // PostgreSQL: the claims are read after the row was locked, so that a claim that was under way is seen, and no
+    // other can follow.
     let rows = client.query("SELECT run FROM faena.claim WHERE owner = $1 ORDER BY run", &[&live.id.0]).await?;
     let runs: Vec<Run> = rows.iter().map(|row| row.get(0)).collect();
     let text = end.text(&live.key);

@@ -1,5 +1,5 @@
-//! Cleans up after jobs that leave a queue or a worker: deletes their side rows, releases their keys, writes webhooks,
-//! and lets the tasks that wait for them continue.
+//! Cleans up after jobs that leave a queue or a worker: deletes their related rows, releases their keys, writes
+//! webhooks, and lets the tasks that wait for them continue.
 
 use faena_domain::JobId;
 

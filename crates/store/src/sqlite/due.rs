@@ -134,7 +134,8 @@ pub fn fail_unhandled(tx: &Tx, lanes: &[LaneId], before: Timestamp, limit: usize
     Ok(count)
 }
 
-/// Returns how many parents a job waits for and which of them have ended without releasing it, and sets when they are checked next.
+/// Returns how many parents a job waits for and which of them have ended without releasing it. Schedules the next check
+/// of the parents.
 fn ended_parents(tx: &Tx, lane: LaneId, id: JobId, now: Timestamp) -> Result<(usize, Vec<JobId>)> {
     schedule_recheck(tx, lane, id, now)?;
     let parents: Vec<Uuid> = tx

@@ -78,9 +78,9 @@ pub fn subscribe(tx: &Tx, subscriptions: &[EventSubscription], now: Timestamp) -
 /// Uses up a position, so that positions before and after this moment differ.
 fn skip_position(connection: &Connection) -> Result<EventPosition> {
     let skipped = last_position(connection)? + 1;
-    let known =
+    let updated =
         connection.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'event'")?.execute([skipped])?;
-    if known == 0 {
+    if updated == 0 {
         connection.prepare_cached("INSERT INTO sqlite_sequence (name, seq) VALUES ('event', ?)")?.execute([skipped])?;
     }
     Ok(skipped)
@@ -132,8 +132,8 @@ pub fn set_actor(tx: &Tx, actor: &str) -> Result<()> {
     Ok(())
 }
 
-/// Deletes expired subscriptions, and events from before `before` that no sink waits for. Switches events off if no
-/// subscription is left.
+/// Deletes expired subscriptions, events from before `before` that no sink waits for, and inbox rows that are too old.
+/// Switches events off if no subscription is left. Returns the number of deleted events.
 pub fn prune(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result<usize> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let expired: Vec<i64> = tx
@@ -141,7 +141,7 @@ pub fn prune(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result
         .prepare_cached("SELECT id FROM subscription WHERE until <= ?")?
         .query_map([now.as_ms()], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    for sink in expired {
+    for subscription in expired {
         for sql in [
             "DELETE FROM subscription_pattern WHERE subscription = ?",
             "DELETE FROM outbox_lease WHERE sink = ?",
@@ -149,7 +149,7 @@ pub fn prune(tx: &Tx, before: Timestamp, limit: usize, now: Timestamp) -> Result
             "DELETE FROM outbox WHERE sink = ?",
             "DELETE FROM subscription WHERE id = ?",
         ] {
-            tx.connection.prepare_cached(sql)?.execute([sink])?;
+            tx.connection.prepare_cached(sql)?.execute([subscription])?;
         }
     }
     switch(tx.connection, tx.shared, now)?;

@@ -1,4 +1,4 @@
-//! History of what happened to jobs.
+//! Records, lists and prunes the history: counts of what happened to jobs, per queue and period.
 
 use async_trait::async_trait;
 use faena_domain::Timestamp;

@@ -91,7 +91,7 @@ pub fn stale(connection: &Connection, id: JobId) -> Result<Option<StaleRow>> {
         .optional()?)
 }
 
-/// Returns why a step is rejected, if the job already has too many steps.
+/// Returns why a step is rejected, if the job's steps would become too many or too large.
 pub fn step_rejection(tx: &Tx, id: JobId, name: &str, result: &str) -> Result<Option<String>> {
     let (count, bytes): (i64, i64) = tx
         .connection

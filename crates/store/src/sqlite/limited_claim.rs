@@ -38,9 +38,8 @@ pub fn claim(tx: &Tx, request: ClaimRequest, lanes: &[Lane], rules: &Rules, now:
     for round in 1..=ROUNDS {
         let (left, idle_slots) =
             (request.limit - claim.jobs.len(), request.idle_slots.saturating_sub(claim.jobs.len()));
-        let round_robin = (rules, &tx.shared.round_robin);
-        let mut admission =
-            Admission::new(&mut claim_limits, lanes.iter().cloned(), round_robin, (left, idle_slots), now);
+        let settings = (rules, &tx.shared.round_robin);
+        let mut admission = Admission::new(&mut claim_limits, lanes.iter().cloned(), settings, (left, idle_slots), now);
         let more = select_jobs(tx, &mut admission, idle_slots, request.candidates.as_deref(), rules, now)?;
         let jobs = claim_chosen(tx, &mut admission, request.owner, now)?;
         claim.jobs.extend(jobs);

@@ -114,7 +114,7 @@ pub fn configure(tx: &Tx, configured: &ConfiguredRules, now: Timestamp) -> Resul
             (number, name, concurrency, count, period_ms, CONFIG, now.as_ms()),
         )?;
     }
-    // Only a user pauses a queue, so the pause is kept.
+    // Only users pause queues, never the configuration, so a pause is kept.
     tx.connection.execute("UPDATE queue SET strict = NULL, fairness = NULL WHERE origin = ?", [CONFIG])?;
     tx.connection.execute("DELETE FROM queue WHERE origin = ? AND paused_at IS NULL", [CONFIG])?;
     for (name, QueueRule { strict, fairness, .. }) in &configured.queues {

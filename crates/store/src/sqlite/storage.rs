@@ -72,7 +72,8 @@ impl Storage {
 
     /// Checks that the disk accepts writes, if it was full. Blocks.
     ///
-    /// A small transaction says nothing: it often succeeds on a full disk, because the write-ahead log reuses its space.
+    /// A small transaction proves nothing: it often succeeds on a full disk, because the write-ahead log reuses its
+    /// space.
     pub fn check_space(&self) -> Result<()> {
         if !self.is_full.load(Ordering::Relaxed) {
             return Ok(());

@@ -162,7 +162,8 @@ fn key_of(tx: &Tx, id: JobId) -> Result<Option<i64>> {
     Ok(options.and_then(|options| options.concurrency_key).map(|key| plan::key_number(&key)))
 }
 
-/// Creates the key queue for a job that became ready at `ready_at`, or moves an existing one forward to that time.
+/// Creates the key queue for a job that became ready at `ready_at`. An existing key queue gets this time as its rank,
+/// if that is lower.
 pub fn put_key_queue(tx: &Tx, lane: LaneId, key: i64, ready_at: Timestamp) -> Result<()> {
     tx.connection
         .prepare_cached(

@@ -53,8 +53,8 @@ impl Sqlite {
 impl TaskQueue {
     /// Applies the waiting inputs. The callers get their answers after the commit. Fails if the transaction is lost.
     ///
-    /// `number` is that of the call whose wake-up this is. If the transaction was lost before, only this call fails: the wake-ups
-    /// of the others are in a later transaction.
+    /// `number` identifies the call that woke the writer. If the transaction was lost before, only this call fails: the
+    /// other calls wake the writer in a later transaction.
     fn run(&self, tx: Option<&Tx>, number: u64) -> Result<()> {
         let Some(tx) = tx else {
             let mut waiting = self.waiting.lock();

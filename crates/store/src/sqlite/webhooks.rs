@@ -139,7 +139,7 @@ pub fn take(tx: &Tx, request: &WebhookTakeRequest, now: Timestamp) -> Result<Web
     Ok(taken)
 }
 
-/// Returns the hosts with waiting webhooks. Reads one index entry per host, however many webhooks wait for it.
+/// Returns the hosts of unsettled webhooks. Reads one index entry per host, however many webhooks it has.
 fn hosts(connection: &Connection) -> Result<Vec<String>> {
     let mut statement = connection
         .prepare_cached("SELECT host FROM webhook WHERE due_at IS NOT NULL AND host > ? ORDER BY host LIMIT 1")?;
@@ -263,7 +263,7 @@ fn settle_one(tx: &Tx, result: &WebhookResult, now: Timestamp) -> Result<bool> {
             .prepare_cached("DELETE FROM webhook_attempt WHERE webhook = ? AND number <= ?")?
             .execute((result.id.0, result.number - KEPT_ATTEMPTS))?;
     }
-    // The job may be deleted before its webhook is delivered, and a webhook about a task has none.
+    // The job may be deleted before its webhook is delivered, and a webhook about a task has no job.
     if has_job(tx, JobId(subject))? {
         add_log_entry(tx, JobId(subject), None, result.log_line(&url))?;
     }

@@ -287,7 +287,7 @@ impl Writer {
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
         let run = Box::new(move |tx: Option<&Tx>| {
-            // A caller that no longer waits has already received an error that says nothing was changed.
+            // A caller that no longer waits has already received an error, so its work is not begun.
             let result = tx.filter(|_| !sender.is_closed()).map(work);
             let kept = match &result {
                 Some(Ok(_)) => Kept::Yes,

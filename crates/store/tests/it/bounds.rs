@@ -35,7 +35,7 @@ pub async fn a_lane_without_jobs_is_reclaimed_and_its_totals_are_kept(fixture: &
     let done = fixture.submit_and_claim(fixture.job("gone", 0).queue("other")).await;
     let keep = fixture.submit(fixture.job("keep", 1)).await;
     fixture.complete(&done, 2).await;
-    assert_eq!((reclaim(fixture, 0).await, used_lanes(fixture).await), (0, 2), "both have a job");
+    assert_eq!((reclaim(fixture, 0).await, used_lanes(fixture).await), (0, 2), "both lanes have a job");
     fixture.store.job_delete(done.id, None, fixture.at(3)).await.unwrap();
     assert_eq!((reclaim(fixture, 1).await, used_lanes(fixture).await), (1, 1));
     let counts = fixture.store.counts().await.unwrap();

@@ -82,7 +82,7 @@ pub async fn a_step_is_processed_once_whichever_node_takes_it(fixture: &Fixture)
     assert_eq!(get(fixture, bulk.id).await.done, 1);
 }
 
-pub async fn two_concurrent_steps_count_once(fixture: &Fixture) {
+pub async fn concurrent_steps_count_once(fixture: &Fixture) {
     let ids = fixture.submit_all((0..20).map(|n| fixture.job("a", n)).collect()).await;
     let bulk = begin(fixture, BulkAction::Cancel, vec![JobState::Queued], ids[19], Some(5)).await;
     let take_step = || fixture.store.bulk_step(step(fixture, &bulk, &ids, None), fixture.at(100));

@@ -172,7 +172,7 @@ pub async fn a_patch_of_the_priority_moves_the_job(fixture: &Fixture) {
     fixture.patch(second, urgent(), 3).await;
     fixture.patch(later, urgent(), 3).await;
     assert_eq!(fixture.get(second).await.priority, Priority::Critical);
-    assert_eq!(fixture.get(second).await.queued_at, Some(fixture.at(1)), "it keeps its time");
+    assert_eq!(fixture.get(second).await.queued_at, Some(fixture.at(1)), "its ready time is unchanged");
     assert!(fixture.events(second).await.contains(&"patched".into()));
     let order: Vec<JobId> = fixture.claim(2, 4).await.iter().map(|job| job.id).collect();
     assert_eq!(order, [second, first]);
@@ -200,16 +200,16 @@ pub async fn a_patch_of_the_time_moves_the_job(fixture: &Fixture) {
     let to = |when| JobPatch { scheduled_at: Some(when), ..JobPatch::default() };
     let id = fixture.submit(fixture.job("a", 0).scheduled(fixture.at(500))).await;
     fixture.patch(id, to(Some(fixture.at(900))), 1).await;
-    assert_eq!(fixture.promote(500).await.promoted, 0, "later");
+    assert_eq!(fixture.promote(500).await.promoted, 0, "the patch moved it to a later time");
     fixture.patch(id, to(Some(fixture.at(700))), 501).await;
-    assert_eq!(fixture.promote(700).await.promoted, 1, "earlier");
+    assert_eq!(fixture.promote(700).await.promoted, 1, "the patch moved it to an earlier time");
     fixture.patch(id, to(Some(fixture.at(2_000))), 701).await;
     assert_eq!(fixture.state(id).await, JobState::Pending, "a ready job is delayed");
     assert!(fixture.claim(1, 702).await.is_empty());
     fixture.patch(id, to(None), 703).await;
     let view = fixture.get(id).await;
     assert_eq!((view.status, view.scheduled_at, view.queued_at), (JobState::Queued, None, Some(fixture.at(703))));
-    assert_eq!(fixture.claim_one(704).await.id, id, "as soon as possible");
+    assert_eq!(fixture.claim_one(704).await.id, id, "without a scheduled time it is ready immediately");
 }
 
 pub async fn a_patch_changes_the_expiry(fixture: &Fixture) {

@@ -80,7 +80,7 @@ pub async fn jobs_of_every_state_are_found_by_their_error(fixture: &Fixture) {
     fixture.promote(13).await;
 
     let any = |text: &str| Filter { states: vec![], ..error(text) };
-    assert_eq!(fixture.list(any("REFUSED")).await, [requeued.id, failed.id], "also of a job that is queued again");
+    assert_eq!(fixture.list(any("REFUSED")).await, [requeued.id, failed.id], "a requeued job shows its error");
     assert_eq!(fixture.list(any("not wanted")).await, [cancelled]);
     assert_eq!(fixture.list(any("not now")).await, [retrying.id], "a completed job shows no error");
     let timeout = Filter { reason: Some(ErrorReason::Timeout), ..Filter::default() };
@@ -102,7 +102,7 @@ pub async fn jobs_are_found_oldest_first(fixture: &Fixture) {
     };
     let any = Filter::default();
     assert_eq!(find(&any, None, ids[4], 2).await, (vec![ids[0], ids[1]], Some(ids[1])));
-    assert_eq!(find(&any, Some(ids[1]), ids[4], 9).await, (vec![ids[2], ids[3], ids[4]], None), "up to, not beyond");
+    assert_eq!(find(&any, Some(ids[1]), ids[4], 9).await, (vec![ids[2], ids[3], ids[4]], None), "up_to is inclusive");
     assert_eq!(find(&any, Some(ids[4]), later, 9).await, (vec![later], None));
     assert_eq!(find(&any, Some(later), later, 9).await, (vec![], None));
     let queued = Filter { states: vec![JobState::Queued], ..Filter::default() };

@@ -1,4 +1,4 @@
-//! Faults that doctor reports but does not repair, and faults of the environment.
+//! Faults that doctor reports but does not repair, and faults of the environment, of schedules and of claims.
 
 use faena_domain::{NodeId, Timestamp};
 use faena_store::{

@@ -25,7 +25,7 @@ fn write_body(fixture: &Fixture, id: TaskId, task: &Task) -> String {
     format!("UPDATE task SET body = '{body}' WHERE id = {}", literal(fixture, id))
 }
 
-pub async fn healthy_tasks_in_every_state_have_no_finding(fixture: &Fixture) {
+pub async fn healthy_tasks_in_various_states_have_no_finding(fixture: &Fixture) {
     let paid = order(fixture).await;
     assert_findings(fixture, &[]).await;
     for (id, kind) in [("e1", "pay"), ("e2", "ship")] {

@@ -135,5 +135,5 @@ pub async fn a_renewed_subscription_keeps_its_range(fixture: &Fixture) {
     for ms in [10, 500, 900] {
         fixture.store.event_subscribe(vec![subscription(fixture.at(ms + 1_000))], fixture.at(ms)).await.unwrap();
     }
-    assert_eq!(kept_range(fixture).await, before, "and no position is used up");
+    assert_eq!(kept_range(fixture).await, before, "a renewal uses no position");
 }

@@ -372,7 +372,7 @@ pub async fn a_workers_claim_whose_response_was_lost_is_released(fixture: &Fixtu
     let reconcile = |before, now| {
         fixture.store.node_reconcile(fixture.node, vec![known[0].run], cutoff(fixture.at(before)), fixture.at(now))
     };
-    assert_eq!(reconcile(2, 3).await.unwrap(), 0, "it may still be on its way");
+    assert_eq!(reconcile(2, 3).await.unwrap(), 0, "the response may still be on its way");
     fixture.admit(fixture.worker("w"), 9).await;
     assert_eq!(reconcile(9, 10).await.unwrap(), 0, "it has just reconnected; its jobs may not be known here yet");
     assert_eq!(reconcile(10, 11).await.unwrap(), 1);

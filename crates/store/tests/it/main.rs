@@ -91,7 +91,7 @@ behaviours! {
         open_tasks_are_counted_by_machine_and_state,
         a_refused_event_changes_nothing_and_may_be_sent_again,
         the_end_of_a_job_continues_its_task,
-        a_failed_or_deleted_job_continues_its_task_too,
+        a_failed_or_cancelled_job_continues_its_task_too,
         timers_fire_when_they_are_due_and_not_before,
         a_task_and_its_timers_survive_a_restart,
         events_of_a_task_are_kept_without_a_subscription,
@@ -105,7 +105,7 @@ behaviours! {
         a_fork_starts_where_the_history_says,
         an_event_reaches_every_matching_task_once,
         tasks_that_changed_meanwhile_are_skipped,
-        tasks_move_to_another_version_and_leave_the_old_one_behind,
+        tasks_move_to_another_version_unless_it_lacks_their_state,
         a_migration_continues_where_another_node_stopped,
         tasks_are_counted_by_state,
         the_events_of_one_task_are_listed;
@@ -129,7 +129,7 @@ behaviours! {
         a_large_subject_is_named_by_its_hash_only,
         webhooks_of_an_approval_are_deleted_with_their_task;
     doctor_tasks:
-        healthy_tasks_in_every_state_have_no_finding,
+        healthy_tasks_in_various_states_have_no_finding,
         a_task_without_its_timers_gets_them_again,
         a_task_with_a_timer_of_another_state_loses_it,
         wrong_columns_of_a_task_are_written_again,
@@ -378,7 +378,7 @@ behaviours! {
         an_action_proceeds_step_by_step_to_its_end,
         an_action_without_a_rate_has_its_audit_entry_at_the_end,
         a_step_is_processed_once_whichever_node_takes_it,
-        two_concurrent_steps_count_once,
+        concurrent_steps_count_once,
         jobs_that_changed_their_state_are_skipped,
         a_retry_that_a_unique_key_forbids_is_skipped,
         a_bulk_cancel_requests_cancellation_of_running_jobs_and_cancels_children_of_queued_ones,

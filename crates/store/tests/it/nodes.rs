@@ -244,7 +244,7 @@ pub async fn a_claim_whose_response_was_lost_is_released(fixture: &Fixture) {
         fixture.store.node_reconcile(fixture.node, vec![known.run], cutoff(fixture.at(before)), fixture.at(now))
     };
 
-    assert_eq!(reconcile(2, 3).await.unwrap(), 0, "it may still be on its way");
+    assert_eq!(reconcile(2, 3).await.unwrap(), 0, "the response may still be on its way");
     assert_eq!(reconcile(10, 11).await.unwrap(), 2);
     assert_eq!(reconcile(10, 12).await.unwrap(), 0);
 

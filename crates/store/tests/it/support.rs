@@ -207,6 +207,7 @@ impl Fixture {
         self.store.limit_set(scope, Limit { concurrency, rate: None }, "test", self.at(ms)).await.unwrap();
     }
 
+    /// Sets a rate limit.
     pub async fn rate(&self, scope: Scope, count: u32, period_ms: u64, ms: i64) {
         let limit = Limit { concurrency: None, rate: Some(Rate { count, period_ms }) };
         self.store.limit_set(scope, limit, "test", self.at(ms)).await.unwrap();
@@ -254,7 +255,8 @@ impl Fixture {
         assert!(self.report_update(job, RunUpdateKind::Started, ms).await, "the run owns the job");
     }
 
-    /// Returns an end as the engine reports it: with the log from `queued` on, `may_have_other_rows`, and the claim left open.
+    /// Returns the end of a run as the engine reports it: with the log from `queued` on, with `may_have_other_rows`,
+    /// and with the claim left open.
     pub fn run_end(&self, job: &ClaimedJob, outcome: RunOutcome, ms: i64) -> RunEnd {
         let at = self.at(ms);
         let mut lines = vec![

@@ -81,7 +81,7 @@ pub async fn a_task_beyond_the_limit_is_queued_and_starts_when_another_ends(fixt
     let late = new_task(fixture, &definition, json!({"notes": 0}), 30).await;
     send(fixture, tasks[0], "e1", "finish", 31).await;
     let later = new_task(fixture, &definition, json!({"notes": 0}), 32).await;
-    assert_eq!(statuses(fixture, &[late, later]).await, [Queued, Queued], "there is room, but others came first");
+    assert_eq!(statuses(fixture, &[late, later]).await, [Queued, Queued], "free capacity goes to earlier tasks first");
     fire(fixture, 33).await;
     assert_eq!(statuses(fixture, &[tasks[3], late, later]).await, [Running, Queued, Queued]);
     assert_findings(fixture, &[]).await;
@@ -155,7 +155,7 @@ pub async fn the_newest_version_of_a_machine_decides_its_limit(fixture: &Fixture
     register(fixture, &version(3, "limits: {running: 5}\n")).await;
     assert_eq!(limit(), Some(5));
     register(fixture, &version(2, "limits: {running: 7}\n")).await;
-    assert_eq!(limit(), Some(5), "an older version that is registered later");
+    assert_eq!(limit(), Some(5), "an older version that is registered later changes nothing");
     register(fixture, &version(4, "")).await;
     assert_eq!(limit(), None);
     set_limit(fixture, Some(1)).await;

@@ -140,7 +140,7 @@ pub async fn an_event_reaches_every_matching_task_once(fixture: &Fixture) {
         assert_eq!((records[1].event.as_str(), records[1].actor.as_str()), ("pay", "ops"));
         assert_eq!(records[1].event_id, format!("bulk:{}", bulk.id));
     }
-    assert_eq!(state(fixture, later).await, "NEW", "newer than the action");
+    assert_eq!(state(fixture, later).await, "NEW", "its id is above the last id of the action");
     let filter = AuditFilter { target: Some(bulk.id.to_string()), ..AuditFilter::default() };
     let audit = fixture.store.audit_list(filter, 10).await.unwrap();
     let actions: Vec<(&str, u64)> = audit.iter().map(|entry| (entry.action.as_str(), entry.count)).collect();
@@ -166,7 +166,7 @@ fn migration(map: &[(&str, &str)]) -> (TaskAction, TaskFilter) {
     (TaskAction::Migrate { to: 2, map, runs_entry: false }, TaskFilter { version: Some(1), ..of_order() })
 }
 
-pub async fn tasks_move_to_another_version_and_leave_the_old_one_behind(fixture: &Fixture) {
+pub async fn tasks_move_to_another_version_unless_it_lacks_their_state(fixture: &Fixture) {
     let (new, charging, paid, paused) =
         (order(fixture).await, order(fixture).await, order(fixture).await, order(fixture).await);
     for task in [charging, paid] {
@@ -211,11 +211,11 @@ pub async fn tasks_move_to_another_version_and_leave_the_old_one_behind(fixture:
     assert_findings(fixture, &[]).await;
 }
 
-/// Completes the job of a task.
+/// Claims all ready jobs, completes the job of `task` and releases the others.
 async fn complete_charge(fixture: &Fixture, task: TaskId) {
     let link = fixture.database.literal(faena_domain::JobId(task.0));
-    let wanted = fixture.database.number(&format!("SELECT count(*) FROM task_job WHERE task = {link}")).await;
-    assert_eq!(wanted, 1);
+    let jobs = fixture.database.number(&format!("SELECT count(*) FROM task_job WHERE task = {link}")).await;
+    assert_eq!(jobs, 1);
     let claimed = fixture.claim(10, 15).await;
     for job in claimed {
         let of_task =

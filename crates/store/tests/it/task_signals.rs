@@ -37,7 +37,7 @@ pub async fn every_end_of_a_job_wakes_its_task(fixture: &Fixture) {
         assert_eq!(received(&mut signals), [Signal::TaskJobEnded], "{how}");
         assert_eq!(fire(fixture, 40).await.jobs, 1, "{how}");
         assert_eq!(state(fixture, task).await, ends_in, "{how}");
-        assert_eq!(fire(fixture, 50).await.jobs, 0, "{how}: it is signalled once");
+        assert_eq!(fire(fixture, 50).await.jobs, 0, "{how}: the end is processed once");
     }
     let job = NewJob::new("card.charge");
     fixture.store.job_submit(vec![job], None, fixture.at(60)).await.unwrap();

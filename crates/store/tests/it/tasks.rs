@@ -189,7 +189,7 @@ pub async fn the_end_of_a_job_continues_its_task(fixture: &Fixture) {
     assert_eq!((view.task.state().as_str(), &view.task.data["receipt"]), ("PAID", &json!({"ok": true})));
 }
 
-pub async fn a_failed_or_deleted_job_continues_its_task_too(fixture: &Fixture) {
+pub async fn a_failed_or_cancelled_job_continues_its_task_too(fixture: &Fixture) {
     let failed = order(fixture).await;
     send(fixture, failed, "e1", "pay", 10).await;
     let job = fixture.claim_one(20).await;
@@ -297,7 +297,7 @@ pub async fn old_tasks_are_deleted_with_everything_they_wrote(fixture: &Fixture)
     assert_eq!(state(fixture, other).await, "NEW");
 }
 
-/// Applies random inputs to the store and to the pure function, with restarts, and compares.
+/// Applies random inputs to the store and to the pure function, and compares the tasks and their histories.
 pub async fn random_inputs_give_the_same_history_as_the_pure_step(fixture: &Fixture) {
     let definition = coding_task();
     register(fixture, &definition).await;

@@ -164,7 +164,7 @@ pub async fn a_job_cancelled_in_flight_sends_its_webhook(fixture: &Fixture) {
     assert_eq!(fixture.webhooks_of(job.id).await.len(), 0, "it has not ended yet");
     fixture.end(&job, cancelled(), 7).await;
     assert_eq!(fixture.body_of(job.id, 7).await, json!({"status": "cancelled", "error": "as requested"}));
-    // A job that would have been retried.
+    // A job that would have been retried is cancelled instead.
     let job = fixture.submit_and_claim(fixture.job_with_webhook(10)).await;
     fixture.cancel(job.id, 11).await;
     fixture.end(&job, fixture.retry(99), 12).await;
@@ -344,7 +344,7 @@ pub async fn a_webhook_is_taken_by_one_sender_only(fixture: &Fixture) {
     .await;
     let all: Vec<WebhookId> =
         taken.iter().flat_map(|taken| taken.deliveries.iter().map(|delivery| delivery.id)).collect();
-    assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "none twice");
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "no webhook is taken twice");
     let mut total = all.len();
     loop {
         let more = fixture.take_as(WebhookTakeRequest { limit: 3, ..fixture.take_request() }, 3).await.deliveries.len();
@@ -353,7 +353,7 @@ pub async fn a_webhook_is_taken_by_one_sender_only(fixture: &Fixture) {
             break;
         }
     }
-    assert_eq!(total, ids.len(), "and none is left out");
+    assert_eq!(total, ids.len(), "every webhook is taken");
 }
 
 pub async fn a_slow_host_does_not_delay_other_hosts(fixture: &Fixture) {
@@ -392,12 +392,12 @@ pub async fn the_longest_due_webhook_is_sent_first(fixture: &Fixture) {
 pub async fn a_webhook_whose_sender_died_is_sent_by_another(fixture: &Fixture) {
     let (_, id) = fixture.finish_job_with_webhook(0).await;
     let lost = fixture.take_one(0).await;
-    assert_eq!(fixture.take(LEASE_MS - 1).await.len(), 0, "not early");
+    assert_eq!(fixture.take(LEASE_MS - 1).await.len(), 0, "the lease has not ended");
     let other = WebhookTakeRequest { node: NodeId::new(), ..fixture.take_request() };
     let mut redelivery = fixture.take_as(other, LEASE_MS).await.deliveries;
     let redelivery = redelivery.remove(0);
     assert_eq!((redelivery.id, redelivery.number, redelivery.attempt), (id, 2, 2));
-    assert!(!fixture.settle(&lost, 200, WebhookNext::Delivered, LEASE_MS + 1).await, "too late");
+    assert!(!fixture.settle(&lost, 200, WebhookNext::Delivered, LEASE_MS + 1).await, "the lease had ended");
     assert!(fixture.settle(&redelivery, 200, WebhookNext::Delivered, LEASE_MS + 2).await);
     assert!(!fixture.settle(&redelivery, 500, WebhookNext::Failed, LEASE_MS + 3).await, "reported twice");
     let history = fixture.webhook(id).await.history;

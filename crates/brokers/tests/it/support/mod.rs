@@ -38,7 +38,7 @@ enum Kind {
 pub struct Broker {
     kind: Kind,
     port: u16,
-    /// RabbitMQ: the port of Erlang's name service, and the port between nodes.
+    /// RabbitMQ: the port of Erlang's name service, and the port of its distribution protocol.
     inner_ports: [u16; 2],
     directory: TempDir,
     processes: Vec<Child>,

@@ -98,13 +98,13 @@ impl Destination for Stream {
 }
 
 /// A Redis stream.
-pub struct Key {
+pub struct RedisStream {
     pub url: String,
     pub name: String,
 }
 
 #[async_trait]
-impl Destination for Key {
+impl Destination for RedisStream {
     async fn arrived(&self) -> Vec<Arrived> {
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(std::time::Duration::from_secs(60)));
         let client = redis::Client::open(self.url.as_str()).unwrap();

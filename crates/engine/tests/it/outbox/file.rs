@@ -42,7 +42,7 @@ async fn a_sink_that_is_down_delays_neither_jobs_nor_other_sinks() {
     let down = sink("down", rabbitmq::target("amqp://127.0.0.1:1", "any"));
     let fixture = Fixture::over(open_sqlite().await, config(vec![down, only_ends, sink("all", target(&all))])).await;
     for _ in 0..20 {
-        fixture.ends(job("noop", "{}"), faena_domain::JobState::Completed).await;
+        fixture.run_to(job("noop", "{}"), faena_domain::JobState::Completed).await;
     }
     all_sent(&*fixture.store, "ends").await;
     all_sent(&*fixture.store, "all").await;

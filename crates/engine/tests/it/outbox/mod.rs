@@ -103,7 +103,7 @@ async fn all_sent(store: &dyn Store, name: &str) {
 }
 
 /// Returns all stored events, in order.
-async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
+async fn stored_events(store: &dyn Store) -> Vec<(String, String, i64)> {
     let (mut all, mut position) = (Vec::new(), 0);
     loop {
         let page = store.event_list(EventQuery::After(position), 5_000).await.unwrap();
@@ -113,9 +113,10 @@ async fn happened(store: &dyn Store) -> Vec<(String, String, i64)> {
     }
 }
 
-/// Checks that no event is missing or invented, that repetitions have the same id, and that the first arrivals of each subject are in order.
-fn assert_all_arrived(happened: &[(String, String, i64)], arrived: &[Arrived]) {
-    let expected: HashSet<&str> = happened.iter().map(|(id, ..)| id.as_str()).collect();
+/// Checks that every stored event has arrived and no other, that repetitions are identical, and that the first arrivals
+/// of each subject are in order.
+fn assert_all_arrived(stored: &[(String, String, i64)], arrived: &[Arrived]) {
+    let expected: HashSet<&str> = stored.iter().map(|(id, ..)| id.as_str()).collect();
     let mut seen: HashMap<&str, &serde_json::Value> = HashMap::new();
     let mut latest: HashMap<&str, i64> = HashMap::new();
     for message in arrived {
@@ -199,7 +200,7 @@ fn assert_envelope(message: &Arrived, task: TaskId, amount: i64) {
 async fn events_of_a_job_arrive(fixture: &Fixture, destination: &dyn Destination) {
     let mut ordered = job("noop", "{}");
     ordered.correlation_id = Some("order-7".into());
-    let id = fixture.ends(ordered, faena_domain::JobState::Completed).await.id.to_string();
+    let id = fixture.run_to(ordered, faena_domain::JobState::Completed).await.id.to_string();
     all_sent(&*fixture.store, "bus").await;
     let arrived: Vec<Arrived> =
         destination.arrived().await.into_iter().filter(|message| message.text("subject") == id).collect();
@@ -276,9 +277,9 @@ async fn faults_lose_nothing(
 
     wait_for_completed(store, jobs).await;
     all_sent(store, "bus").await;
-    let happened = happened(store).await;
-    assert!(happened.len() >= jobs * EVENTS_PER_JOB, "{}", happened.len());
-    assert_all_arrived(&happened, &destination.arrived().await);
+    let stored = stored_events(store).await;
+    assert!(stored.len() >= jobs * EVENTS_PER_JOB, "{}", stored.len());
+    assert_all_arrived(&stored, &destination.arrived().await);
     assert_nothing_rejected(store, engine).await;
     assert_eq!(view(store, "bus").await.down_since, None);
 }
@@ -317,11 +318,11 @@ thread_local! {
     static CAPTURED: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// The log of this test's thread at every level, until it is dropped.
+/// Captures the log of this test's thread at every level, until it is dropped.
 struct Log;
 
 impl Log {
-    /// Everything that logs must run on this thread, as it does in a `tokio::test`.
+    /// Starts capturing. Everything that logs must run on this thread, as it does in a `tokio::test`.
     ///
     /// The subscriber is global. If each thread had its own, `tracing` could disable an event for all threads, because
     /// the first thread that reaches the event has no subscriber.

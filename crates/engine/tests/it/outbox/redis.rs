@@ -7,7 +7,7 @@ use faena_engine::Target;
 
 use super::{
     a_wrong_password_is_not_shown, config,
-    destination::Key,
+    destination::RedisStream,
     events_of_a_job_arrive, faults_lose_nothing, sink,
     support::{Broker, Proxy, required_variable},
     unique,
@@ -23,7 +23,7 @@ fn target(url: &str, key: &str) -> Target {
 async fn events_of_a_job_arrive_as_cloud_events_in_order() {
     let (url, name) = (required_variable("FAENA_TEST_REDIS"), unique("story"));
     let fixture = Fixture::over(open_sqlite().await, config(vec![sink("bus", target(&url, &name))])).await;
-    events_of_a_job_arrive(&fixture, &Key { url, name }).await;
+    events_of_a_job_arrive(&fixture, &RedisStream { url, name }).await;
     fixture.stop().await;
 }
 
@@ -33,7 +33,7 @@ async fn no_fault_of_the_broker_loses_or_reorders_one_of_30_000_events() {
     let proxy = Proxy::to(broker.port()).await;
     let bus = sink("bus", target(&broker.url_with_port(proxy.port()), "events"));
     let fixture = Fixture::over(open_sqlite().await, config(vec![bus])).await;
-    let destination = Key { url: broker.url(), name: "events".into() };
+    let destination = RedisStream { url: broker.url(), name: "events".into() };
     faults_lose_nothing(&fixture, &mut broker, &proxy, &destination, 6_000).await;
     fixture.stop().await;
 }

@@ -8,7 +8,7 @@ use faena_store::{PARTITIONS, Store};
 use super::{
     EVENTS_PER_JOB, KillableServer, all_sent, assert_all_arrived, config,
     destination::{Destination, Queue},
-    eventually_long, happened, rabbitmq, sink, submit_many,
+    eventually_long, rabbitmq, sink, stored_events, submit_many,
     support::required_variable,
     unique, view, wait_for_completed,
 };
@@ -65,9 +65,9 @@ async fn three_relays_share_the_work_and_the_death_of_one_loses_and_reorders_not
     // Other servers run the dead server's jobs, some of them again.
     wait_for_completed(&*store, JOBS).await;
     all_sent(&*store, "bus").await;
-    let happened = happened(&*store).await;
-    assert!(happened.len() >= JOBS * EVENTS_PER_JOB);
-    assert_all_arrived(&happened, &queue.arrived().await);
+    let stored = stored_events(&*store).await;
+    assert!(stored.len() >= JOBS * EVENTS_PER_JOB);
+    assert_all_arrived(&stored, &queue.arrived().await);
     assert_eq!(view(&*store, "bus").await.dead, 0);
 }
 
@@ -94,6 +94,6 @@ async fn a_stopping_relay_releases_its_partitions_immediately_on_postgres() {
     wait_for_completed(&*store, 20).await;
     all_sent(&*store, "bus").await;
     let arrived: BTreeSet<String> = queue.arrived().await.into_iter().map(|message| message.message_id).collect();
-    assert_eq!(arrived.len(), happened(&*store).await.len());
+    assert_eq!(arrived.len(), stored_events(&*store).await.len());
     drop(other);
 }

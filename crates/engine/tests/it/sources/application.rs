@@ -8,7 +8,7 @@ use faena_store::{ExternalMapping, Filter, Page, Store};
 use serde_json::Value;
 use tokio_postgres::{Client, NoTls};
 
-use crate::fixture::{TestDatabase, open_database};
+use crate::fixture::{TestDatabase, create_database};
 
 /// Advisory lock of `ExternalMapping::default()`.
 pub const LOCK: i64 = 42;
@@ -22,7 +22,7 @@ pub struct Application {
     _database: TestDatabase,
 }
 
-/// One row of its outbox.
+/// One row of the application's outbox.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OutboxRow {
     pub is_dispatched: bool,
@@ -32,7 +32,7 @@ pub struct OutboxRow {
 
 impl Application {
     pub async fn new() -> Application {
-        let (url, database) = open_database().await;
+        let (url, database) = create_database().await;
         let client = connect(&url).await;
         client.batch_execute(&ExternalMapping::default().init_sql()).await.unwrap();
         Application { client, url, _database: database }

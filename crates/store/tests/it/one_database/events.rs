@@ -1,4 +1,4 @@
-//! Events on PostgreSQL: many nodes, switching events on and off under load, and a role that does not own the tables.
+//! Events on PostgreSQL: two nodes, switching events on and off under load, and a role that does not own the tables.
 
 use std::{
     collections::HashMap,
@@ -72,7 +72,7 @@ async fn concurrent_nodes_record_complete_events_and_publish_them_in_order_on_po
                 sent.extend(taken.events.into_iter().map(|event| event.event));
             }
         };
-        // Subscriptions are renewed all the time, as servers do.
+        // Renews the subscription all the time, as servers do.
         let renewals = async {
             while !all_done.load(Ordering::Relaxed) {
                 other
@@ -93,7 +93,7 @@ async fn concurrent_nodes_record_complete_events_and_publish_them_in_order_on_po
         for event in fixture.store.event_list(EventQuery::After(0), 1_000_000).await.unwrap() {
             let sequence = sequences.entry(event.subject).or_default();
             *sequence += 1;
-            assert_eq!(event.sequence, *sequence, "in the order of their positions: {event:?}");
+            assert_eq!(event.sequence, *sequence, "sequences follow the order of positions: {event:?}");
         }
         for sent in [&one, &two] {
             let mut last: HashMap<uuid::Uuid, i64> = HashMap::new();
@@ -131,7 +131,7 @@ async fn switching_events_on_and_off_under_load_loses_no_job_on_postgres() {
             all_done.store(true, Ordering::Relaxed);
         };
         let ((), times) = tokio::join!(jobs, switch);
-        assert!(times > 0, "it was switched");
+        assert!(times > 0, "events were switched on and off");
         assert_eq!(fixture.list(Default::default()).await.len(), 60);
         other.store.close().await;
     })

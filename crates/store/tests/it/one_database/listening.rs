@@ -1,4 +1,5 @@
-//! PostgreSQL: events that are committed late are not skipped, and a broken connection between nodes is noticed and replaced.
+//! PostgreSQL: events that are committed late are not skipped, and a broken listener connection is detected and
+//! replaced.
 
 use std::{
     net::Ipv4Addr,
@@ -39,7 +40,7 @@ async fn a_reader_waits_for_assigned_positions_that_are_not_committed_on_postgre
         late.execute(PUT, &[&Uuid::new_v4()]).await.unwrap();
         fixture.submit(fixture.job("mail", 0)).await;
         follower.read(&*fixture.store).await;
-        assert_eq!(follower.seen.len(), 0, "the later ones are committed, an earlier one is not");
+        assert_eq!(follower.seen.len(), 0, "later events are committed, but an earlier one is not");
         late.batch_execute("COMMIT").await.unwrap();
         follower.read(&*fixture.store).await;
         let kinds: Vec<&str> = follower.seen.iter().map(|event| event.kind.as_str()).collect();
@@ -96,7 +97,7 @@ async fn no_event_committed_late_is_skipped_while_many_nodes_write_on_postgres()
         assert!(stored > 3 * event_count(40));
         let positions = fixture.database.rows("SELECT position FROM event ORDER BY position").await;
         let seen: Vec<Vec<String>> = follower.seen.iter().map(|event| vec![event.position.to_string()]).collect();
-        assert_eq!(seen, positions, "each once, in the order of their positions");
+        assert_eq!(seen, positions, "every event exactly once, in the order of positions");
         follower.assert_consistent();
         other.store.close().await;
     })
@@ -137,9 +138,9 @@ async fn a_listening_session_that_is_ended_under_load_reconnects_and_signals_eve
         let load = tokio::spawn(write(fixture.store.clone(), 1, 60));
         let began = Instant::now();
         for _ in 0..3 {
-            let ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-                         WHERE datname = current_database() AND application_name = 'faena listener'";
-            assert!(fixture.database.number(ended).await > 0);
+            let terminate = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                             WHERE datname = current_database() AND application_name = 'faena listener'";
+            assert!(fixture.database.number(terminate).await > 0);
             until_missed_signal(&mut signals, Duration::from_secs(30)).await;
         }
         assert!(began.elapsed() < Duration::from_secs(30), "the delays are 1 s, 2 s and 4 s: {:?}", began.elapsed());
@@ -174,10 +175,10 @@ async fn a_silent_listener_connection_is_detected_on_postgres() {
 }
 
 fn via_port(url: &str, port: u16) -> String {
-    let mut far = url::Url::parse(url).unwrap();
-    far.set_host(Some("127.0.0.1")).unwrap();
-    far.set_port(Some(port)).unwrap();
-    far.to_string()
+    let mut url = url::Url::parse(url).unwrap();
+    url.set_host(Some("127.0.0.1")).unwrap();
+    url.set_port(Some(port)).unwrap();
+    url.to_string()
 }
 
 /// Starts a proxy to the database. Each cut silences the existing connections forever; new ones work.
@@ -186,8 +187,8 @@ async fn proxy(url: &str) -> (u16, watch::Sender<u32>) {
     let port = listener.local_addr().unwrap().port();
     let cut = watch::Sender::new(0);
     let cuts = cut.clone();
-    let far = url::Url::parse(url).unwrap();
-    let address = (far.host_str().unwrap().to_owned(), far.port().unwrap_or(5432));
+    let url = url::Url::parse(url).unwrap();
+    let address = (url.host_str().unwrap().to_owned(), url.port().unwrap_or(5432));
     tokio::spawn(async move {
         while let Ok((near, _)) = listener.accept().await {
             let far = TcpStream::connect((address.0.as_str(), address.1)).await.unwrap();

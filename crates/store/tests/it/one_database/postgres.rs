@@ -190,8 +190,8 @@ async fn a_cancel_request_is_for_the_node_that_owns_the_job() {
 async fn nodes_receive_each_others_signals_and_see_the_same_jobs() {
     on_postgres(async |fixture: &Fixture| {
         let other = fixture.reopen(StoreOptions::default()).await;
-        // Each node learns by its poll that there are other nodes; the listener may still be connecting, so this is
-        // repeated until the signal arrives.
+        // A node learns from its poll that there are other nodes. The listener may still be connecting, so jobs are
+        // submitted until a signal arrives.
         fixture.store.poll(fixture.node, fixture.at(0)).await.unwrap();
         let mut signals = other.store.signals();
         let lane = loop {
@@ -405,8 +405,8 @@ async fn concurrent_sweeps_declare_each_worker_lost_once() {
     .await;
 }
 
-/// PostgreSQL supports a few thousand locks of all sessions together. Ending thousands of jobs with keys must not hold
-/// a lock for each key at the same time.
+/// PostgreSQL has room for a few thousand locks across all sessions. Ending thousands of jobs with keys must not hold a
+/// lock for each key at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ends_of_many_keys_take_few_locks_at_a_time() {
     on_postgres(async |fixture: &Fixture| {
@@ -427,7 +427,7 @@ async fn ends_of_many_keys_take_few_locks_at_a_time() {
             .await;
         let end = |job| faena_store::RunEnd { may_have_other_rows: true, ..fixture.run_end(job, completed(), 2) };
         let results = fixture.store.job_end(jobs.iter().map(end).collect(), fixture.at(2)).await.unwrap();
-        assert!(results.len() == 1_500 && results.iter().all(|counts| *counts));
+        assert!(results.len() == 1_500 && results.iter().all(|accepted| *accepted));
         let most = fixture.database.number("SELECT max(locks) FROM seen").await;
         assert!((1..=250).contains(&most), "{most} locks at the same time");
         assert_eq!(fixture.database.number("SELECT count(*) FROM key_in_flight").await, 0);

@@ -48,7 +48,7 @@ impl Source {
         Fixture::open(self.url.clone(), self.database.clone(), StoreOptions::default()).await
     }
 
-    /// Creates jobs in all states, and stops the server that did so.
+    /// Creates jobs in several states, and stops the server that did so.
     async fn fill(&self, jobs: i64) {
         let fixture = self.open().await;
         fixture.submit_all((0..jobs).map(|_| fixture.job("many", 0)).collect()).await;

@@ -21,8 +21,8 @@ impl ScratchDatabase {
     pub async fn create() -> ScratchDatabase {
         let server = std::env::var("FAENA_TEST_POSTGRES").expect("run ./test, or set FAENA_TEST_POSTGRES");
         let name = format!("faena_store_{}", uuid::Uuid::new_v4().simple());
-        // These tests do not depend on the disk, and waiting for it would take most of the time.
         run_on(&server, &format!("CREATE DATABASE {name}")).await;
+        // The tests do not check durability, and waiting for the disk would take most of their time.
         run_on(&server, &format!("ALTER DATABASE {name} SET synchronous_commit = off")).await;
         let mut url: url::Url = server.parse().expect("FAENA_TEST_POSTGRES is a URL");
         url.set_path(&name);
@@ -281,7 +281,8 @@ impl RawDatabase {
         }
     }
 
-    /// Checks that every live worker is watched, none has claims after its end, and each had only allowed states.
+    /// Checks that every live worker has a node or a deadline, that none has claims after its end, and that all state
+    /// changes were allowed.
     async fn faults_of_workers(&self, faults: &mut Vec<String>) {
         for (fault, sql) in [
             ("is live but has no node and no deadline", "ended_at IS NULL AND node IS NULL AND deadline IS NULL"),

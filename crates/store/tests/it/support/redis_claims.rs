@@ -1,7 +1,7 @@
-//! Claims of jobs that Redis has chosen, for tests that run again with `FAENA_TEST_QUEUE=redis`.
+//! Claims jobs that Redis chooses, for tests that run again with `FAENA_TEST_QUEUE=redis`.
 //!
-//! Redis learns of jobs only from the announcements of the stores, as in a server between two comparisons with the
-//! database. If a store does not announce a change, a job is not claimed.
+//! Once a store is open, Redis learns of jobs only from the changes that the store announces, as in a server between
+//! two comparisons with the database. If a store does not announce a ready job, the job is not claimed.
 
 use std::{
     collections::HashMap,
