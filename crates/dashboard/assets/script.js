@@ -89,6 +89,20 @@
     if (field.options) return [...field.options].some((option) => option.selected !== option.defaultSelected);
     return field.value !== field.defaultValue;
   };
+  // The focus stays when its element is replaced by a new one. Elements that look the same are told apart by their order.
+  const rememberFocus = (part) => {
+    const active = document.activeElement;
+    if (!part || active === part || !part.contains(active)) return () => {};
+    const nameOf = (element) => JSON.stringify([element.tagName, element.id, ...["href", "name", "value", "formaction", "data-key-action"].map((name) => element.getAttribute(name))]);
+    const alike = (name) => [...part.querySelectorAll(active.tagName)].filter((element) => nameOf(element) === name);
+    const name = nameOf(active);
+    const index = alike(name).indexOf(active);
+    return () => {
+      const elements = alike(name);
+      const element = elements[index] || elements[0] || main;
+      element.focus({ preventScroll: true });
+    };
+  };
   const swap = (html, isAsked) => {
     const next = document.createElement("template");
     next.innerHTML = html;
@@ -98,7 +112,7 @@
     const open = new Set([...main.querySelectorAll("details[open][id]")].map((element) => element.id));
     const edited = new Map(formFields().filter(isEdited).map((field) => [fieldKey(field), field]));
     const checked = new Set([...main.querySelectorAll("table input[type=checkbox]:checked")].map((box) => box.value));
-    const focused = document.activeElement && document.activeElement.id;
+    const restoreFocus = rememberFocus(main);
     const changed = [...next.content.querySelectorAll("tr[data-key]")].filter((row) => rows.has(keyOf(row)) && rows.get(keyOf(row)) !== row.innerHTML).map(keyOf);
     const selected = main.querySelector("tr.selected");
     const selectedKey = selected && keyOf(selected);
@@ -117,7 +131,7 @@
       if (old) { if (field.type === "checkbox") field.checked = old.checked; else field.value = old.value; }
     }
     for (const [id, left, top] of scrolled) { const box = document.getElementById(id); if (box) box.scrollTo(left, top); }
-    if (focused) { const element = document.getElementById(focused); if (element && main.contains(element)) element.focus({ preventScroll: true }); }
+    restoreFocus();
     showTimes(main);
     countSelected();
   };
@@ -141,7 +155,11 @@
     source.addEventListener("page", (event) => {
       const page = JSON.parse(event.data);
       const navigation = document.getElementById("navigation");
-      if (navigation && page.navigation) navigation.innerHTML = page.navigation;
+      if (navigation && page.navigation) {
+        const restoreFocus = rememberFocus(navigation);
+        navigation.innerHTML = page.navigation;
+        restoreFocus();
+      }
       waiting = page.main;
       show();
     });

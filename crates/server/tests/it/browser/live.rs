@@ -14,11 +14,16 @@ async fn results_entries_and_new_keys_stay_while_pages_are_updated() {
         chrome.follow("button[value=pause]").await;
         assert!(chrome.text(".notice").await.contains("sync: paused"));
         chrome.fill("input[name=concurrency]", "7").await;
-        chrome.js("document.activeElement.blur()").await;
+        chrome.js("document.querySelector('button[value=resume]').focus()").await;
         shell.faena.submit(json!({"name": "second.job", "queue": "sync"})).await;
         chrome.until("document.querySelector('main').textContent.includes('second.job')").await;
+        assert_eq!(chrome.js("return document.activeElement.value").await, "resume", "the focus stays in the page");
         assert!(chrome.text(".notice").await.contains("sync: paused"), "the result of the action stays");
         assert_eq!(chrome.js("return document.querySelector('input[name=concurrency]').value").await, "7");
+        chrome.js("document.querySelector('#navigation a[href=\\'/jobs\\']').focus()").await;
+        shell.faena.submit(json!({"name": "third.job", "queue": "sync"})).await;
+        chrome.until("document.querySelector('#navigation a[href=\\'/jobs\\']').textContent.includes('3')").await;
+        assert_eq!(chrome.js("return document.activeElement.getAttribute('href')").await, "/jobs", "the focus stays");
         create_the_first_key(chrome).await;
         chrome.assert_no_errors("the keys").await;
     })
