@@ -22,7 +22,7 @@ use tower::ServiceExt;
 use crate::{error::Failure, session};
 
 /// How long an answer may be shown to the same caller again while a page is live.
-const FRESH: Duration = Duration::from_millis(900);
+pub const FRESH: Duration = Duration::from_millis(900);
 /// Maximum number of answers that are kept for other live pages.
 const MAX_KEPT: usize = 512;
 /// Largest answer that a page reads.
