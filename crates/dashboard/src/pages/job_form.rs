@@ -136,7 +136,7 @@ fn defaults() -> [(&'static str, Value); 8] {
 /// Returns the body that submits a job of the API again, without what only applies to the first one: times,
 /// dependencies, correlation and idempotency key.
 pub fn resubmission(job: &Value) -> Map<String, Value> {
-    const COPIED: [&str; 16] = [
+    const COPIED: [&str; 17] = [
         "name",
         "type",
         "queue",
@@ -153,6 +153,7 @@ pub fn resubmission(job: &Value) -> Map<String, Value> {
         "timeoutMs",
         "uniqueKey",
         "concurrencyKey",
+        "webhookUrl",
     ];
     let defaults = defaults();
     let is_default = |name: &str, value: &Value| {
@@ -161,16 +162,16 @@ pub fn resubmission(job: &Value) -> Map<String, Value> {
             || defaults.iter().any(|(known, default)| *known == name && default == value)
             || (name == "type" && *value == job["name"])
     };
-    let names = COPIED.into_iter().chain(["webhookUrl"]);
-    let copied = names.filter(|name| !is_default(name, &job[*name]));
+    let copied = COPIED.into_iter().filter(|name| !is_default(name, &job[*name]));
     copied.map(|name| (name.to_owned(), job[name].clone())).collect()
 }
 
 /// Returns the entries of a form that copies a job.
 fn copy(job: &Value) -> Entries {
     let mut body = resubmission(job);
-    for (name, default) in defaults().into_iter().take(2) {
-        body.entry(name).or_insert(default);
+    // The form shows these even if they are the default.
+    for name in ["queue", "priority"] {
+        body.insert(name.to_owned(), job[name].clone());
     }
     let body = Value::Object(body);
     let mut entries = Entries::of(FIELDS, &body);
